@@ -1,0 +1,34 @@
+# make run: create a virtual environment, install, run the main job. make test: the same, then the tests.
+VENV ?= .venv
+PYTHON ?= python3
+PY := $(VENV)/bin/python
+PINNED := -c .ci/constraints.txt
+export OMP_NUM_THREADS ?= 2
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: run test test-all bench lint clean
+
+run: $(VENV)/installed
+	$(PY) -m flowrun
+
+test: $(VENV)/installed
+	$(PY) -m pytest -m "not slow"
+
+test-all: $(VENV)/installed
+	$(PY) -m pytest
+
+bench: $(VENV)/installed
+	$(PY) tests/bench/run.py
+
+lint: $(VENV)/installed
+	$(PY) -m ruff check flowrun tests
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+# torch first, so that a build of it that is already at hand is taken rather than a larger one.
+$(VENV)/installed: pyproject.toml .ci/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet $(PINNED) torch
+	$(PY) -m pip install --quiet $(PINNED) -e '.[demo,test,notebooks]'
+	touch $@

@@ -1,0 +1,5 @@
+"""python -m flowrun"""
+
+from flowrun.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,165 @@
+"""What is trained: whole components, parts of them, or a low-rank adapter on them; and how the result is saved.
+
+A trained name is a component ("transformer") or a part of one ("transformer.transformer_blocks.0").
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from torch.nn import DataParallel, Module, Parameter
+from torch.nn.parallel import DistributedDataParallel
+
+from flowrun.config import ConfigError
+from flowrun.disk import saving
+from flowrun.spelling import near
+
+log = logging.getLogger(__name__)
+
+
+class Kind(Enum):
+    none = "none"
+    lora = "lora"
+
+
+@dataclass(kw_only=True, slots=True)
+class Config:
+    kind: Kind                      # none: task.trainable_models are trained as they are | lora
+    lora_base_model: list[str]      # components that carry an adapter
+    targets: Any                    # auto: the pipeline's own list | names of linear layers, or ends of names
+    rank: int | None                # r: the adapter adds alpha / r B A to a weight, A [r, in], B [out, r]
+    alpha: float | None             # scale, as above
+    dropout: float | None           # share of the adapter's inputs that is zeroed in training
+    init_from: str | None           # an adapter file (or its directory) to start from; null: A random, B zero
+
+    def __post_init__(self) -> None:
+        if self.kind is Kind.none:
+            self._check_none()
+        else:
+            self._check_lora()
+
+    def _check_none(self) -> None:
+        for name in ("lora_base_model", "rank", "alpha", "dropout", "init_from"):
+            if getattr(self, name) not in (None, []):
+                raise ConfigError(f"adapter.{name}", f"is {getattr(self, name)}, which adapter.kind=none does not use",
+                                  "use adapter=lora")
+
+    def _check_lora(self) -> None:
+        if not self.lora_base_model:
+            raise ConfigError("adapter.lora_base_model", "is empty", "name the components that carry the adapter")
+        for name, least in (("rank", 1), ("alpha", 0), ("dropout", 0)):
+            value = getattr(self, name)
+            if value is None or value < least:
+                raise ConfigError(f"adapter.{name}", f"is {value}", f"must be a number of at least {least}")
+        if self.alpha == 0 or self.dropout >= 1:
+            raise ConfigError("adapter.alpha, adapter.dropout", f"are {self.alpha}, {self.dropout}: the adapter has "
+                              "no effect", "alpha must be positive and dropout below 1")
+        listed = isinstance(self.targets, Sequence) and not isinstance(self.targets, str)
+        if self.targets != "auto" and not (listed and self.targets and all(isinstance(t, str) for t in self.targets)):
+            raise ConfigError("adapter.targets", f"is {self.targets}", "use auto or a list of layers, e.g. [to_q,to_k]")
+
+
+def trained_names(trainable: Sequence[str], config: Config, components: Collection[str]) -> tuple[str, ...]:
+    """Everything that gets gradients: the wholly trained names, then the adapters' components. Loads nothing.
+
+    Raises ConfigError for a name without a component, one that is trained both ways, or nothing at all."""
+    for key, names in (("task.trainable_models", trainable), ("adapter.lora_base_model", config.lora_base_model)):
+        for name in names:
+            if name.split(".")[0] not in components:
+                raise ConfigError(key, f"{name} is no component of the pipeline", f"near: {near(name, components)}")
+    for name in config.lora_base_model:
+        if name in {n.split(".")[0] for n in trainable}:
+            raise ConfigError("task.trainable_models", f"{name} is also in adapter.lora_base_model",
+                              "train a component whole or through an adapter: take it out of one of them")
+    if not (trainable or config.lora_base_model):
+        raise ConfigError("task.trainable_models", "is empty and there is no adapter", "name what to train")
+    return (*trainable, *config.lora_base_model)
+
+
+def attach(models: Mapping[str, Module], trainable: Sequence[str], config: Config,
+           lora_targets: Mapping[str, Sequence[str]], seed: int) -> None:
+    """Freeze every loaded model, then open what is trained: requires_grad and train mode there, eval mode elsewhere.
+
+    lora_targets: component -> the pipeline's own layer names, for targets=auto. A's random start derives from `seed`.
+    Raises ConfigError for a part that does not exist, a target that matches nothing, an unfit `init_from`."""
+    trained_names(trainable, config, models)
+    for model in models.values():
+        model.requires_grad_(False).eval()
+    for name in trainable:
+        root, _, path = name.partition(".")
+        models[root].train()
+        for parameter in _part(models[root], path, name).parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+    if config.kind is Kind.lora:
+        from flowrun.adapters import lora  # imports peft, which whole training does not need
+
+        lora.add({name: models[name] for name in config.lora_base_model}, config, lora_targets, seed)
+    narrow = sorted({str(p.dtype) for p in trained_parameters(models).values() if p.dtype.itemsize < 4})
+    if narrow:
+        log.warning("trained weights are %s: updates below one part in some hundreds are lost; train fp32 weights "
+                    "(model.dtype=fp32) under precision=bf16 instead", ", ".join(narrow))
+
+
+def trained_parameters(models: Mapping[str, Module]) -> dict[str, Parameter]:
+    """`component.path` -> parameter, for all that gets gradients, in the models' order; names as without wrappers."""
+    return {f"{name}.{path}": parameter for name, model in models.items()
+            for path, parameter in unwrapped(model).named_parameters()
+            if parameter.requires_grad and parameter.is_floating_point()}
+
+
+def save_trained(directory: Path, models: Mapping[str, Module], trainable: Sequence[str], config: Config) -> list[Path]:
+    """Save what was trained so that plain diffusers (or transformers) loads it: `pytorch_lora_weights.safetensors` for
+    adapters, a folder per component that is trained whole or in part. Each is replaced at once or not at all.
+
+    Raises Failure when the disk is full."""
+    part = directory / ".trained.part"
+    saved = []
+    try:
+        with saving(directory, "the trained weights"):
+            part.mkdir(parents=True, exist_ok=True)
+            for name in dict.fromkeys(n.split(".")[0] for n in trainable):
+                unwrapped(models[name]).save_pretrained(part / name)
+                saved.append(_move(part / name, directory))
+            if config.kind is Kind.lora:
+                from flowrun.adapters import lora  # imports peft
+
+                base = {name: unwrapped(models[name]) for name in config.lora_base_model}
+                saved.append(_move(lora.save(part, base), directory))
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return saved
+
+
+def unwrapped(module: Module) -> Module:
+    """The network inside data-parallel and compile wrappers, whose prefixes must not get into saved names."""
+    while True:
+        if isinstance(module, DataParallel | DistributedDataParallel):
+            module = module.module
+        elif "_orig_mod" in module._modules:  # torch.compile's wrapper
+            module = module._orig_mod
+        else:
+            return module
+
+
+def _part(model: Module, path: str, name: str) -> Module:
+    try:
+        return model.get_submodule(path)
+    except AttributeError as error:
+        root = name.split(".")[0]
+        names = [f"{root}.{n}" for n, _ in model.named_modules() if n]
+        raise ConfigError("task.trainable_models", f"there is no {name}", f"near: {near(name, names)}") from error
+
+
+def _move(source: Path, directory: Path) -> Path:
+    target = directory / source.name
+    if target.is_dir():
+        shutil.rmtree(target)
+    os.replace(source, target)
+    return target

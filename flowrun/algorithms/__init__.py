@@ -1,0 +1,61 @@
+"""An algorithm turns batches into a loss and metrics. One file per algorithm; its settings stand in conf/task."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from flowrun.pipelines import Pipeline
+
+
+class Paradigm(Enum):
+    """How the loss relates to the sampling that made its data: coupled re-reads the steps taken (log-probabilities),
+    decoupled only the finished latents or a data set, distillation the states of a teacher's or its own walk."""
+
+    coupled = "coupled"
+    decoupled = "decoupled"
+    distillation = "distillation"
+
+
+@dataclass
+class StepOut:
+    """loss: 0-d, fp32, the mean of `per_row`. per_row: [B], fp32, detached. metrics: name -> 0-d row mean, detached."""
+
+    loss: Tensor
+    per_row: Tensor
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Algorithm(ABC):
+    """Subclasses set `paradigm`, bring a nested `Config` and implement `loss`."""
+
+    paradigm: ClassVar[Paradigm]
+
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        """The algorithm's fields of the task section: no defaults, numbers live in conf/."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @abstractmethod
+    def loss(self, pipeline: Pipeline, batch: Mapping[str, Tensor], generator: torch.Generator) -> StepOut:
+        """Loss of one batch. `batch` holds [B, ...] tensors under the pipeline's `conditions` and `target`.
+
+        All randomness is drawn from `generator`, on the generator's own device, and moved: with a CPU generator a run
+        sees the same noise on every device, at the price of copying one latent per row."""
+
+    def variants(self) -> list[dict[str, Any]]:
+        """How a row's inputs may be changed before its units run, the unchanged row first; each is cached once."""
+        return [{}]
+
+    def choose(self, seed: int, row_id: str, epoch: int) -> int:
+        """Index into `variants()` for one visit of one row: a function of its arguments alone."""
+        return 0

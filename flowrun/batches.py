@@ -1,0 +1,81 @@
+"""Which rows train together, and when: an endless, keyed sequence of batches of equal picture size.
+
+The order is a function of (seed, epoch) alone, so a position in it is one number, and a resumed run goes on exactly
+where the interrupted one stopped. B batch size, W processes, A accumulated micro-batches per optimiser step.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+
+from flowrun.graph import seed_of
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One row of one batch: the row's index, and its epoch (counting repeats), which keys the row's per-epoch draws."""
+
+    row: int
+    epoch: int
+
+
+class Batches:
+    """`window(step, rank)` gives the micro-batches of one optimiser step on one process.
+
+    sizes: one hashable per row; only rows of equal size share a batch. Every row is used `repeat` times per epoch;
+    rows left over when a size is divided by `batch_size` make short batches, none is dropped.
+    """
+
+    def __init__(self, sizes: list, batch_size: int, accumulate: int, repeat: int, seed: int, world: int = 1) -> None:
+        self.sizes, self.batch_size, self.accumulate = sizes, batch_size, accumulate
+        self.repeat, self.seed, self.world = repeat, seed, world
+        counts: dict = {}
+        for size in sizes:
+            counts[size] = counts.get(size, 0) + 1
+        self.buckets = dict(sorted(counts.items()))
+        self.per_epoch = sum(-(-count * repeat // batch_size) for count in counts.values())
+
+    def steps(self, epochs: int) -> int:
+        """Optimiser steps that use every row `repeat` times in each of `epochs` epochs; the last may be a partial window."""
+        return -(-self.per_epoch * epochs // (self.accumulate * self.world))
+
+    def epoch_of(self, step: int) -> float:
+        """Epochs completed after `step` optimiser steps."""
+        return step * self.accumulate * self.world / self.per_epoch
+
+    def window(self, step: int, rank: int = 0, end: int | None = None) -> list[list[Visit]]:
+        """Micro-batches of optimiser step `step` (0-based) on `rank`: A lists, fewer in a window that `end` cuts off.
+
+        end: number of batches after which training ends (whole epochs), or None for no end.
+        """
+        first = step * self.accumulate * self.world
+        last = first + self.accumulate * self.world
+        places = range(first + rank, last if end is None else min(last, end), self.world)
+        return [self._at(place) for place in places]
+
+    def rows_in(self, step: int, end: int | None = None) -> int:
+        """Rows of optimiser step `step` over all processes: what its summed loss is divided by."""
+        return sum(len(batch) for rank in range(self.world) for batch in self.window(step, rank, end))
+
+    def _at(self, place: int) -> list[Visit]:
+        epoch, position = divmod(place, self.per_epoch)
+        return self._epoch(epoch)[position]
+
+    @lru_cache(maxsize=2)  # noqa: B019 - one object per run; neighbours share a window at an epoch's edge
+    def _epoch(self, epoch: int) -> list[list[Visit]]:
+        shuffle = random.Random(seed_of(self.seed, "order", epoch))
+        visits = [Visit(row, epoch * self.repeat + turn) for turn in range(self.repeat) for row in range(len(self.sizes))]
+        shuffle.shuffle(visits)
+        open_batches: dict = {size: [] for size in self.buckets}
+        batches: list[list[Visit]] = []
+        for visit in visits:
+            batch = open_batches[self.sizes[visit.row]]
+            batch.append(visit)
+            if len(batch) == self.batch_size:
+                batches.append(batch)
+                open_batches[self.sizes[visit.row]] = []
+        batches += [batch for batch in open_batches.values() if batch]
+        shuffle.shuffle(batches)
+        return batches

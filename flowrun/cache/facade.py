@@ -1,0 +1,127 @@
+"""A cache as one looks at it from outside: what is in it, whether it is sound, what can go. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from flowrun.cache.catalog import Catalog
+from flowrun.cache.key import KEY_BYTES
+from flowrun.cache.manifest import Manifest, ManifestRow, manifests
+from flowrun.cache.prune import Pruned, needed_keys, orphans, prune, temporaries, unknown_files
+from flowrun.cache.quarantine import Fault
+from flowrun.config import ConfigError, Verify
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong. where: file. key: hexadecimal, None for a whole file. rows: ids of those concerned."""
+
+    where: str
+    what: str
+    key: str | None = None
+    rows: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        subject = f"{self.where}: " + (f"value {self.key}: " if self.key else "") + self.what
+        return subject + (f" (rows: {', '.join(self.rows)})" if self.rows else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts, and sizes in bytes. orphans: values that no manifest needs; damaged: values and shards set aside."""
+
+    manifests: int
+    rows: int
+    values: int
+    value_bytes: int
+    shards: int
+    shard_bytes: int
+    orphans: int
+    orphan_bytes: int
+    damaged: int
+    temporary_files: int
+    unknown_files: int
+
+
+class Cache:
+    """The cache in folder `path`. Raises ConfigError when there is no such folder."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise ConfigError("cache", f"{self.path} is not a folder", "give the folder that cache.root names")
+
+    def verify(self) -> list[Finding]:
+        """Read everything again and return what is wrong. Damaged values are set aside, for stage=cache to redo."""
+        catalog = Catalog(self.path, Verify.first_read)
+        known, unreadable = manifests(self.path)
+        found = [Finding(fault.path.name, fault.why) for fault in unreadable]
+        for fault in _recheck(catalog):
+            rows = () if fault.key is None else _rows_with(known, bytes.fromhex(fault.key), fault.row)
+            found.append(Finding(fault.shard, fault.what, fault.key, rows))
+        told = {finding.key for finding in found}
+        for manifest in known:
+            found += [gap for gap in _gaps(catalog, manifest) if gap.key not in told]
+        return found
+
+    def stats(self) -> Stats:
+        catalog = Catalog(self.path, Verify.never)
+        known, _ = manifests(self.path)
+        sizes = {shard.name: shard.sizes() for shard in catalog.shards()}
+        idle = orphans(catalog, needed_keys(known))
+        return Stats(
+            manifests=len(known), rows=len({row_id for manifest in known for row_id in manifest.ids.all()}),
+            values=len(catalog.index), value_bytes=int(sum(size.sum() for size in sizes.values())),
+            shards=len(catalog.index.sizes), shard_bytes=sum(catalog.index.sizes.values()),
+            orphans=sum(len(numbers) for numbers in idle.values()),
+            orphan_bytes=int(sum(sizes[name][numbers].sum() for name, numbers in idle.items())),
+            damaged=sum(1 for _ in catalog.quarantine),
+            temporary_files=len(temporaries(catalog.layout, dead_only=False)),
+            unknown_files=len(unknown_files(catalog.layout)),
+        )  # fmt: skip
+
+    def prune(self, superseded: bool = False) -> Pruned:
+        """Remove what no manifest needs, damaged values, and what killed writers left; never a file of unknown name.
+
+        superseded: also remove, before that, every manifest that is not the newest of its model and data.
+        Raises Failure while a run writes to the cache.
+        """
+        return prune(Catalog(self.path, Verify.never), superseded)
+
+    def rows(self) -> Iterator[tuple[Manifest, ManifestRow]]:
+        """Every row of every manifest, newest manifest first."""
+        known, _ = manifests(self.path)
+        return ((manifest, row) for manifest in known for row in manifest.rows())
+
+
+def _recheck(catalog: Catalog) -> list[Fault]:
+    """Read every value that is not set aside, and set aside the damaged ones. Returns what is damaged and new."""
+    known = {path for path, _ in catalog.quarantine}
+    for shard in catalog.shards():
+        for number in catalog.listed(shard):
+            if not shard.is_intact(number, shard.text_of(number), shard.leaves_of(number)):
+                catalog.set_aside(catalog.fault(shard, number))
+    return [fault for path, fault in catalog.quarantine if path not in known]
+
+
+def _rows_with(known: list[Manifest], key: bytes, first: str) -> tuple[str, ...]:
+    """The rows that need `key`; the row that it was stored for when no manifest says."""
+    wanted = np.frombuffer(key, np.uint8)
+    rows = [
+        m.ids[number] for m in known for number in np.flatnonzero((m.keys == wanted).all(axis=2).any(axis=1)).tolist()
+    ]
+    return tuple(dict.fromkeys(rows)) or (first,)
+
+
+def _gaps(catalog: Catalog, manifest: Manifest) -> list[Finding]:
+    """Values that rows of the manifest need and that are not there."""
+    keys = manifest.keys.reshape(-1, KEY_BYTES)
+    absent = (catalog.index.find_array(keys) < 0) & keys.any(axis=1)
+    rows: dict[bytes, list[str]] = {}
+    for place in np.flatnonzero(absent).tolist():
+        rows.setdefault(keys[place].tobytes(), []).append(manifest.ids[place // len(manifest.kept)])
+    return [Finding(manifest.path.name, "no shard holds it", key.hex(), tuple(ids)) for key, ids in rows.items()]

@@ -1,0 +1,63 @@
+"""Values and shards that were found damaged: set aside, so that they count as missing and are made again. No torch.
+
+One small file each: written atomically, named after the shard and the value, so that two processes that find the same
+fault write the same file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flowrun.cache.atomic import appearing
+from flowrun.cache.layout import SHARD_NAME
+
+FAULT_NAME = re.compile(SHARD_NAME.pattern + r"(\.\d+)?\.json")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One damaged value, or a whole damaged file (`value` and `key` are None then). `key`: hexadecimal."""
+
+    shard: str
+    value: int | None
+    key: str | None
+    row: str
+    what: str
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"{self.shard}: {self.what}"
+        return f"row {self.row!r}: value {self.key} in {self.shard} is damaged ({self.what})"
+
+
+class Quarantine:
+    """The faults recorded in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, fault: Fault) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = fault.shard if fault.value is None else f"{fault.shard}.{fault.value}"
+        with appearing(self.folder / f"{name}.json") as file:
+            file.write(json.dumps(asdict(fault)).encode())
+        log.warning("cache: %s; it is set aside and counts as missing", fault)
+
+    def __iter__(self) -> Iterator[tuple[Path, Fault]]:
+        for path in sorted(self.folder.glob("*.json")):
+            if FAULT_NAME.fullmatch(path.name):
+                yield path, Fault(**json.loads(path.read_text()))
+
+    def shards(self) -> set[str]:
+        """Shards that are set aside whole."""
+        return {fault.shard for _, fault in self if fault.value is None}
+
+    def values(self) -> set[tuple[str, int]]:
+        """(shard, value number) of single values."""
+        return {(fault.shard, fault.value) for _, fault in self if fault.value is not None}

@@ -1,0 +1,216 @@
+"""A shard: many values in one immutable safetensors file. No torch.
+
+A value is a JSON text (its structure and plain data, see `values`) and any number of leaves (its tensors).
+V values, T leaves:
+
+    keys       [V, 16]  address of each value
+    checks     [V, 16]  xxh3_128 over key, text and leaves
+    row, text, field  [V]  numbers into the row ids, the distinct texts and metadata["fields"]
+    leaves     [V]      how many leaves the value has; leaves follow one another in the order of the values
+    leaf.column, leaf.length  [T]  number into metadata["columns"]; how many rows of that column the leaf takes
+    rows.*, texts.*     packed strings
+    values/<field>/<type>/<tail>  [sum of lengths, *tail]  a column: all leaves of one field, type and tail shape
+
+A leaf begins in its column where the previous leaf of that column ends. A tensor without dimensions is one row of a
+column whose tail is called `scalar`. The number columns are as narrow as their numbers allow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from flowrun.cache.tensorfile import BULK, ITEM_BYTES, Array, Strings, TensorFile, pack, shrink, table, write_tensorfile
+
+FORMAT = "flowrun-cache-1"
+KEY_BYTES = 16
+PAGE = mmap.PAGESIZE
+
+
+class Leaf(NamedTuple):
+    """One tensor's bytes: safetensors' type name, shape, and a contiguous buffer."""
+
+    code: str
+    shape: tuple[int, ...]
+    data: Any
+
+
+class Stored(NamedTuple):
+    """A value as it lies in a shard."""
+
+    key: bytes
+    row: str
+    field: str
+    text: str
+    leaves: tuple[Leaf, ...]
+
+
+def checksum(key: bytes, text: str, leaves: Sequence[Leaf]) -> bytes:
+    """xxh3_128 over everything that makes the value, its address included."""
+    kinds = "".join([f"{leaf.code}{leaf.shape}" for leaf in leaves])
+    hasher = xxhash.xxh3_128(key + (text + kinds).encode())
+    for leaf in leaves:
+        hasher.update(leaf.data)
+    return hasher.digest()
+
+
+class ShardBuilder:
+    """Collects values of distinct keys and writes them as one shard. Holds the leaves' buffers until then."""
+
+    def __init__(self) -> None:
+        self.keys: dict[bytes, None] = {}  # in order; `in` is quick
+        self.checks: list[bytes] = []
+        self.nbytes = 0
+        self._places: dict[str, list[int]] = {
+            name: [] for name in ("row", "text", "field", "leaves", "column", "length")
+        }
+        self._names: dict[str, dict[str, int]] = {"row": {}, "text": {}, "field": {}, "column": {}}
+        self._columns: list[tuple[str, tuple[int, ...], list[Any]]] = []
+
+    def add(self, value: Stored, check: bytes) -> None:
+        self.keys[value.key] = None
+        self.checks.append(check)
+        for name, string in (("row", value.row), ("text", value.text), ("field", value.field)):
+            self._places[name].append(self._names[name].setdefault(string, len(self._names[name])))
+        self._places["leaves"].append(len(value.leaves))
+        for leaf in value.leaves:
+            self._add_leaf(value.field, leaf)
+            self.nbytes += math.prod(leaf.shape) * ITEM_BYTES[leaf.code]
+        self.nbytes += len(value.text)
+
+    def _add_leaf(self, field: str, leaf: Leaf) -> None:
+        length, tail = (leaf.shape[0], leaf.shape[1:]) if leaf.shape else (1, ())
+        kind = ("x".join(map(str, tail)) or "vector") if leaf.shape else "scalar"
+        columns = self._names["column"]
+        number = columns.setdefault(f"{BULK}{field}/{leaf.code}/{kind}", len(columns))
+        if number == len(self._columns):
+            self._columns.append((leaf.code, tail, []))
+        self._columns[number][2].append(leaf.data)
+        self._places["column"].append(number)
+        self._places["length"].append(length)
+
+    def write(self, path: Path) -> None:
+        """Raises Failure when the disk is full; nothing is left at `path` then."""
+        places, names = self._places, self._names
+        lengths = np.bincount(np.asarray(places["column"], np.int64), places["length"], len(self._columns)).astype(
+            np.int64
+        )
+        arrays = [
+            Array(name, code, (int(length), *tail), pieces)
+            for name, length, (code, tail, pieces) in zip(names["column"], lengths, self._columns, strict=True)
+        ]
+        arrays += [
+            table(name, np.frombuffer(b"".join(digests), np.uint8).reshape(-1, KEY_BYTES))
+            for name, digests in (("keys", self.keys), ("checks", self.checks))
+        ]
+        arrays += [table(name, shrink(places[name])) for name in ("row", "text", "field", "leaves")]
+        arrays += [table(f"leaf.{name}", shrink(places[name])) for name in ("column", "length")]
+        arrays += pack("rows", list(names["row"])) + pack("texts", list(names["text"]))
+        metadata = {"columns": json.dumps(list(names["column"])), "fields": json.dumps(list(names["field"]))}
+        write_tensorfile(path, FORMAT, arrays, metadata)
+
+
+class Column(NamedTuple):
+    code: str
+    tail: tuple[int, ...]
+    scalar: bool
+    row_bytes: int
+    begin: int
+
+
+class Shard:
+    """An open shard. Values are known by their number, 0 ... len - 1."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises FileNotFoundError, and Damaged, OtherFormat."""
+        self.name, self.file = path.name, TensorFile(path, FORMAT)
+        self.bytes = memoryview(self.file.map)
+        self.keys, self.checks = self.file.array("keys"), self.file.array("checks")
+        self.rows, self.texts = Strings(self.file, "rows"), Strings(self.file, "texts")
+        self.row, self.text, self.field = (memoryview(self.file.array(name)) for name in ("row", "text", "field"))
+        self.fields: list[str] = json.loads(self.file.metadata["fields"])
+        self.columns = [self._column(name) for name in json.loads(self.file.metadata["columns"])]
+        self._place_leaves()
+        self.checked = bytearray(len(self))  # 1: its checksum was found right by this process
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def _column(self, name: str) -> Column:
+        code, shape, begin, _ = self.file.spans[name]
+        return Column(code, shape[1:], name.endswith("/scalar"), math.prod(shape[1:]) * ITEM_BYTES[code], begin)
+
+    def _place_leaves(self) -> None:
+        """first_leaf [V + 1]; leaf_column, leaf_length, leaf_begin [T], the last in bytes from the start of the file.
+
+        Memory views: reading one number from them is several times quicker than from an array.
+        """
+        column_of, length = self.file.array("leaf.column"), self.file.array("leaf.length")
+        begin = np.zeros(len(column_of), np.int64)
+        for number, column in enumerate(self.columns):
+            here = column_of == number
+            lengths = length[here].astype(np.int64)
+            begin[here] = column.begin + (np.cumsum(lengths) - lengths) * column.row_bytes
+        first = np.concatenate([[0], np.cumsum(self.file.array("leaves"), dtype=np.int64)])
+        self.first_leaf, self.leaf_begin = memoryview(first), memoryview(begin)
+        self.leaf_column, self.leaf_length = memoryview(column_of), memoryview(length)
+
+    def key(self, number: int) -> bytes:
+        return self.keys[number].tobytes()
+
+    def row_id(self, number: int) -> str:
+        """The row for which the value was stored first; equal values of other rows are not stored again."""
+        return self.rows[self.row[number]]
+
+    def text_of(self, number: int) -> str:
+        return self.texts[self.text[number]]
+
+    def leaves_of(self, number: int) -> tuple[Leaf, ...]:
+        """The value's tensors; their data are views of the file."""
+        return tuple([self._leaf(leaf) for leaf in range(self.first_leaf[number], self.first_leaf[number + 1])])
+
+    def stored(self, number: int) -> Stored:
+        return Stored(
+            self.key(number),
+            self.row_id(number),
+            self.fields[self.field[number]],
+            self.text_of(number),
+            self.leaves_of(number),
+        )
+
+    def _leaf(self, number: int) -> Leaf:
+        column, length, begin = (
+            self.columns[self.leaf_column[number]],
+            self.leaf_length[number],
+            self.leaf_begin[number],
+        )
+        shape = column.tail if column.scalar else (length, *column.tail)
+        return Leaf(column.code, shape, self.bytes[begin : begin + length * column.row_bytes])
+
+    def is_intact(self, number: int, text: str, leaves: Sequence[Leaf]) -> bool:
+        """Whether the checksum of value `number`, made of `text` and `leaves`, is right. Reads all of its bytes."""
+        return checksum(self.key(number), text, leaves) == self.checks[number].tobytes()
+
+    def sizes(self) -> np.ndarray:
+        """Bytes of each value's tensors and text [V], int64."""
+        row_bytes = np.array([column.row_bytes for column in self.columns], np.int64)
+        leaf_bytes = row_bytes[np.asarray(self.leaf_column)] * np.asarray(self.leaf_length) if self.columns else []
+        sums = np.concatenate([[0], np.cumsum(leaf_bytes, dtype=np.int64)])
+        text_bytes = np.diff(self.texts.ends.astype(np.int64), prepend=0)
+        return np.diff(sums[np.asarray(self.first_leaf)]) + text_bytes[np.asarray(self.text)]
+
+    def advise(self, number: int, advice: int) -> None:
+        """Tell the system how the value's pages will be used (mmap.MADV_WILLNEED: read them ahead)."""
+        for leaf in range(self.first_leaf[number], self.first_leaf[number + 1]):
+            begin, column = self.leaf_begin[leaf], self.columns[self.leaf_column[leaf]]
+            nbytes = self.leaf_length[leaf] * column.row_bytes
+            start = begin - begin % PAGE
+            if nbytes:
+                self.file.map.madvise(advice, start, begin + nbytes - start)

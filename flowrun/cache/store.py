@@ -1,0 +1,71 @@
+"""The cache as its users see it: values by key."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from flowrun.cache import merge
+from flowrun.cache.catalog import Catalog
+from flowrun.cache.values import ONE_TENSOR, decode, stack
+from flowrun.cache.writer import Writer
+from flowrun.config import Verify
+
+
+class Store:
+    """The values under `root`, as of the last `refresh` (and of this process's own flushes). Keys are 16 bytes.
+
+    verify: `never` trusts every value; `first_read` checks each when this process first reads it; `full` also makes
+    `missing` read, and so check, every value that it vouches for.
+    """
+
+    def __init__(self, root: Path, verify: Verify = Verify.first_read) -> None:
+        self.catalog = Catalog(root, verify)
+
+    def __len__(self) -> int:
+        """Values that can be read; one that several shards hold counts as often."""
+        return len(self.catalog.index)
+
+    def refresh(self) -> None:
+        """Take in what other processes wrote since."""
+        self.catalog.refresh()
+
+    def missing(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of `keys` that are not there or were found damaged, in order."""
+        return self.catalog.missing(keys)
+
+    def get(self, key: bytes) -> Any:
+        """The value; its tensors lie in memory of their own. Raises MissingValue, DamagedValue."""
+        return self.get_many([key])[0]
+
+    def get_many(self, keys: Sequence[bytes]) -> list[Any]:
+        """Several values with one look-up. Raises MissingValue, DamagedValue."""
+        return [decode(text, leaves) for text, leaves in self.catalog.read(keys)]
+
+    def stack(self, keys: Sequence[bytes]) -> Tensor:
+        """Values that are one tensor each, as one fresh tensor [len(keys), *shape]; every byte is copied once.
+
+        Raises MissingValue, DamagedValue; ValueError when a value is no tensor or types or shapes differ.
+        """
+        values = self.catalog.read(keys)
+        for key, (text, _) in zip(keys, values, strict=True):
+            if text != ONE_TENSOR:
+                raise ValueError(f"value {key.hex()} is not a single tensor, so it cannot be stacked")
+        return stack([leaves[0] for _, leaves in values])
+
+    def ahead(self, keys: Sequence[bytes]) -> None:
+        """Have the system read these values from disk while the caller goes on. Unknown keys are passed over."""
+        for place in self.catalog.index.places(keys):
+            if place is not None:
+                self.catalog.advise(*place, mmap.MADV_WILLNEED)
+
+    def writer(self, flush_mb: float, flush_s: float) -> Writer:
+        return Writer(self.catalog, flush_mb, flush_s)
+
+    def merge(self) -> int:
+        """For the end of a run: merge small shards, save the index. Returns how many shards were merged away."""
+        return merge.merge(self.catalog)

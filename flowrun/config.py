@@ -1,0 +1,206 @@
+"""The typed run: what every section of the configuration may hold, and the errors a user can cause. No torch.
+
+Sections that plug-ins fill (`model`, `data`, `task`, `adapter`, `tracker`, both acceleration slots) are open here and
+are checked against the plug-in's own `Config` by `flowrun.registry`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+
+class UserError(Exception):
+    """Something the user can put right; shown without a traceback. `exit_code` is what the process returns."""
+
+    exit_code = 1
+
+
+class ConfigError(UserError):
+    """A setting is wrong. Message: `<key>: <what is wrong>; <what would be right>`."""
+
+    exit_code = 2
+
+    def __init__(self, key: str, what: str, fix: str = "") -> None:
+        self.key, self.what, self.fix = key, what, fix
+        super().__init__(f"{key}: {what}" + (f"; {fix}" if fix else ""))
+
+
+class DataError(UserError):
+    """Faults in the user's data, all of them at once: one line per fault, each naming file and row."""
+
+    exit_code = 2
+
+    def __init__(self, faults: list[str], fix: str = "") -> None:
+        self.faults, self.fix = list(faults), fix
+        super().__init__("\n".join([*faults, *([fix] if fix else [])]))
+
+
+class Failure(UserError):
+    """The run cannot go on for a reason that is known (NaN loss, disk full): what happened and what to do."""
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        self.what, self.fix = what, fix
+        super().__init__(what + (f"; {fix}" if fix else ""))
+
+
+class Stopped(UserError):
+    """The user asked the run to end (Ctrl-C, SIGTERM) and it did so in order; the message says what was saved."""
+
+    exit_code = 130
+
+
+class Stage(Enum):
+    cache = "cache"
+    train = "train"
+
+
+class Precision(Enum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class Verify(Enum):
+    """When a cached value's checksum is read: never, at its first read, or for all of them before the run."""
+
+    never = "never"
+    first_read = "first_read"
+    full = "full"
+
+
+def _at_least(key: str, value: float | None, least: float) -> None:
+    if value is not None and not value >= least:  # written so that NaN is refused too
+        raise ConfigError(key, f"is {value}", f"must be at least {least}")
+
+
+@dataclass(kw_only=True, slots=True)
+class Optimizer:
+    name: str
+    lr: float
+    betas: list[float] | None
+    weight_decay: float
+    args: dict[str, Any]
+    clip: float | None
+    schedule: str
+    schedule_args: dict[str, Any]
+    warmup_steps: int
+    ema: float
+
+    def __post_init__(self) -> None:
+        for name, least in (("lr", 0.0), ("weight_decay", 0.0), ("warmup_steps", 0), ("ema", 0.0)):
+            _at_least(f"optimizer.{name}", getattr(self, name), least)
+        if self.clip is not None and self.clip <= 0:
+            raise ConfigError("optimizer.clip", f"is {self.clip}", "give a positive norm, or null for no clipping")
+        if self.ema >= 1:
+            raise ConfigError("optimizer.ema", f"is {self.ema}", "a decay lies in [0, 1); 0 keeps no average")
+
+
+@dataclass(kw_only=True, slots=True)
+class Train:
+    steps: int | None
+    epochs: int | None
+    repeat: int
+    batch_size: int
+    accumulate: int
+    checkpoint_every: int
+    keep: int
+    gradient_checkpointing: bool
+    log_every: int
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "epochs", "repeat", "batch_size", "accumulate", "checkpoint_every", "keep", "log_every"):
+            _at_least(f"train.{name}", getattr(self, name), 1)
+        if (self.steps is None) == (self.epochs is None):
+            both = "both are given" if self.steps is not None else "neither is given"
+            raise ConfigError("train.steps, train.epochs", both, "give one and set the other to null")
+
+
+@dataclass(kw_only=True, slots=True)
+class CacheSettings:
+    root: str
+    flush_mb: float
+    flush_s: float
+    verify: Verify
+
+    def __post_init__(self) -> None:
+        for name in ("flush_mb", "flush_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"cache.{name}", f"is {getattr(self, name)}", "must be positive")
+
+
+@dataclass(kw_only=True, slots=True)
+class Sample:
+    prompts: list[str]
+    seeds: list[int]
+    steps: int
+    guidance: float
+    every: int
+
+    def __post_init__(self) -> None:
+        _at_least("sample.steps", self.steps, 1)
+        _at_least("sample.every", self.every, 1)
+        if self.prompts and not self.seeds:
+            raise ConfigError("sample.seeds", "is empty although there are prompts", "give at least one seed, e.g. [0]")
+
+
+@dataclass(kw_only=True, slots=True)
+class Model:
+    """What every model has; the other fields of the section are its pipeline's own `Config`."""
+
+    name: str
+    pipeline: str
+    dtype: Precision
+
+
+@dataclass(kw_only=True, slots=True)
+class Task:
+    """What every task has; the other fields of the section are its algorithm's own `Config`."""
+
+    name: str
+    algorithm: str
+    splitter: str
+    trainable_models: list[str]
+
+
+@dataclass(kw_only=True, slots=True)
+class Acceleration:
+    shared: Any = None
+    rollout: Any = None
+
+
+@dataclass(kw_only=True, slots=True)
+class Run:
+    stage: Stage | None
+    seed: int
+    run_id: str
+    resume: str
+    dry_run: bool
+    processes: int
+    precision: Precision
+    model: Any = None
+    data: Any = None
+    task: Any = None
+    adapter: Any = None
+    optimizer: Optimizer
+    train: Train
+    cache: CacheSettings
+    sample: Sample
+    tracker: Any = None
+    acceleration: Acceleration = field(default_factory=Acceleration)
+
+    def __post_init__(self) -> None:
+        _at_least("processes", self.processes, 1)
+        if Path(self.run_id).name != self.run_id or self.run_id in ("", "..", "."):
+            raise ConfigError("run_id", f"is {self.run_id!r}", "it names a directory: give one name without slashes")
+        for name in ("model", "data", "task", "adapter"):
+            if not isinstance(getattr(self, name), dict):
+                fix = f"choose an option, {name}=NAME; --help lists them"
+                raise ConfigError(name, f"is {getattr(self, name)}", fix)
+        for name in ("shared", "rollout"):
+            chosen = getattr(self.acceleration, name)
+            if chosen is not None and not isinstance(chosen, dict):
+                fix = f"choose options with 'acceleration/{name}=[NAME,...]'"
+                raise ConfigError(f"acceleration.{name}", f"is {chosen}, not a mapping of options", fix)

@@ -1,0 +1,61 @@
+"""Where rows come from: pictures with captions. A source lists its rows and decodes them one at a time.
+
+A new source is one module here with one subclass of `Source`, and one option file in conf/data.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+HashFile = Callable[[Path], bytes]  # a file's content hash, remembered or not
+
+
+@dataclass(kw_only=True, slots=True)
+class Row:
+    """One sample. `id` is stable: it survives reordering, additions and moves of the data root.
+
+    size: (height, width) in pixels of what `Source.load` returns, upright and after geometry; batches are built on it.
+    source: the file that messages name, None when the picture is made, not read.
+    """
+
+    id: str
+    prompt: str
+    size: tuple[int, int]
+    source: Path | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Source(ABC):
+    """Rows of a data set. `names`: the shared-scope inputs that `load` gives to the units.
+
+    After `rows()`, `skipped` holds (row id, reason) of the rows left out under `on_error: skip`, and `ignored` counts
+    the files that are neither pictures nor captions.
+    """
+
+    Config: ClassVar[type]
+    names: ClassVar[tuple[str, ...]] = ("image", "prompt")
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.skipped: list[tuple[str, str]] = []
+        self.ignored = 0
+
+    @abstractmethod
+    def rows(self) -> list[Row]:
+        """All rows in a fixed order, without decoding more than the configuration asks for.
+
+        Raises ConfigError when there is no data to look at, DataError with every fault of the data at once."""
+
+    @abstractmethod
+    def load(self, row: Row, names: Collection[str] | None = None) -> dict[str, Any]:
+        """The row's inputs among `names` (None: all). image: uint8 [3, H, W] RGB with (H, W) = row.size; prompt: str.
+
+        A picture is decoded only when it is asked for. Raises DataError naming the file when it cannot be read."""
+
+    @abstractmethod
+    def fingerprints(self, row: Row, hash_file: HashFile) -> dict[str, bytes]:
+        """One content key per input name: the bytes it comes from and every rule that made it from them."""

@@ -1,0 +1,73 @@
+"""What lies in a data folder: pictures, and the files that are neither pictures nor their captions."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flowrun.data._picture import EXTENSIONS
+
+SHOWN = 3  # names of unread files in a message
+
+
+@dataclass
+class Listing:
+    """pictures: sorted, relative to the root with `/`; others: folder -> names of unused visible files;
+    faults: name -> reason for what could not be listed."""
+
+    pictures: list[str] = field(default_factory=list)
+    others: dict[Path, list[str]] = field(default_factory=dict)
+    hidden: int = 0
+    faults: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ignored(self) -> int:
+        return self.hidden + sum(map(len, self.others.values()))
+
+    def unread(self) -> str:
+        """Words about visible files that nothing reads, such as a metadata file at the root; or none."""
+        names = [name for folder in sorted(self.others) for name in self.others[folder]]
+        more = ", ..." if len(names) > SHOWN else ""
+        return f" (not read: {', '.join(names[:SHOWN])}{more})" if names else ""
+
+
+def list_folder(root: Path) -> Listing:
+    """Walks `root`, links to folders included, each real folder once."""
+    found, seen = Listing(), {os.path.realpath(root)}
+
+    def unreadable(error: OSError) -> None:
+        found.faults[Path(error.filename).relative_to(root).as_posix()] = f"the folder cannot be read: {error.strerror}"
+
+    for folder, subfolders, files in os.walk(root, followlinks=True, onerror=unreadable):
+        subfolders[:] = sorted(
+            name for name in subfolders if not name.startswith(".") and _new(Path(folder, name), seen)
+        )
+        _sort_out(root, Path(folder), files, found)
+    found.pictures.sort()
+    return found
+
+
+def _new(folder: Path, seen: set[str]) -> bool:
+    real = os.path.realpath(folder)
+    if real in seen:
+        return False
+    seen.add(real)
+    return True
+
+
+def _sort_out(root: Path, folder: Path, files: list[str], found: Listing) -> None:
+    visible = sorted(name for name in files if not name.startswith("."))
+    found.hidden += len(files) - len(visible)
+    pictures = [name for name in visible if Path(name).suffix.lower() in EXTENSIONS]
+    captions = {Path(name).with_suffix(".txt").name for name in pictures}
+    if others := [name for name in visible if name not in captions and name not in set(pictures)]:
+        found.others[folder] = others
+    for name in pictures:
+        relative = (folder / name).relative_to(root).as_posix()
+        try:
+            relative.encode("utf-8")
+        except UnicodeEncodeError:
+            found.faults[relative.encode("utf-8", "backslashreplace").decode()] = "the file's name is not valid UTF-8"
+            continue
+        found.pictures.append(relative)

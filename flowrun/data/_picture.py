@@ -1,0 +1,118 @@
+"""One picture file -> RGB, by rules that are part of a picture's content key. Not a source: sources share it."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image, UnidentifiedImageError
+from torch import Tensor
+
+DECODING = 1  # raise when a file may decode to other pixels than before
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "I;16", "I;16B", "I;16L")
+
+# What makes a picture upright again, by its EXIF orientation.
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+# What Pillow's decoders raise on damaged files. Anything else is a mistake of ours and is not turned into a data fault.
+BROKEN = (OSError, SyntaxError, ValueError, EOFError, ArithmeticError, LookupError, struct.error, zlib.error,
+          Image.DecompressionBombError)  # fmt: skip
+
+
+class PictureFault(Exception):
+    """A picture cannot be used; the message says why, without the file's name."""
+
+
+def check(path: Path, max_pixels: int, full: bool) -> tuple[int, int]:
+    """(height, width) as displayed, from the header; with `full` every pixel is decoded. Raises PictureFault."""
+    with _opened(path, max_pixels) as picture:
+        height, width = picture.height, picture.width
+        turned = _orientation(picture, path) >= 5  # 5 to 8 swap the axes
+        if full:
+            picture.load()
+    return (width, height) if turned else (height, width)
+
+
+def read(path: Path, max_pixels: int, ground: tuple[int, int, int]) -> Image.Image:
+    """The whole picture, upright, RGB, transparent parts laid over `ground`. Raises PictureFault."""
+    with _opened(path, max_pixels) as picture:
+        turn = UPRIGHT.get(_orientation(picture, path))
+        picture.load()
+        rgb = _to_rgb(picture, ground)
+        return rgb if turn is None else rgb.transpose(turn)
+
+
+def to_tensor(picture: Image.Image) -> Tensor:
+    """RGB picture -> uint8 [3, H, W]."""
+    pixels = torch.from_numpy(np.array(picture))  # [H, W, 3]
+    return pixels.permute(2, 0, 1).contiguous()
+
+
+@contextmanager
+def _opened(path: Path, max_pixels: int) -> Iterator[Image.Image]:
+    try:
+        if path.stat().st_size == 0:
+            raise PictureFault("the file is empty (0 bytes)")
+        with Image.open(path, formats=FORMATS) as picture:
+            _check_header(picture, max_pixels)
+            yield picture
+    except UnidentifiedImageError as error:
+        raise PictureFault("is no PNG, JPEG, WebP or BMP picture, or its header is damaged") from error
+    except BROKEN as error:
+        raise PictureFault(f"cannot be read: {error}") from error
+
+
+def _check_header(picture: Image.Image, max_pixels: int) -> None:
+    if picture.mode not in MODES:
+        raise PictureFault(f"pixel mode {picture.mode} is not supported")
+    if picture.width * picture.height > max_pixels:
+        raise PictureFault(f"has {picture.width * picture.height} pixels, more than data.max_pixels = {max_pixels}")
+    if getattr(picture, "is_animated", False) and picture.format != "MPO":  # MPO: a phone's JPEG with a preview inside
+        raise PictureFault(f"is an animation of {picture.n_frames} frames; a still picture is needed")
+
+
+def _orientation(picture: Image.Image, path: Path) -> int:
+    """EXIF orientation 1 to 8. A PNG's tag may follow its pixels: only then they are decoded to get at it."""
+    if picture.format == "PNG" and "exif" not in picture.info and _holds(path, b"eXIf"):
+        picture.load()
+    return Image.Image.getexif(picture).get(ExifTags.Base.Orientation, 1)
+
+
+def _holds(path: Path, tag: bytes) -> bool:
+    with open(path, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(tag) >= 0
+
+
+def _to_rgb(picture: Image.Image, ground: tuple[int, int, int]) -> Image.Image:
+    if picture.mode.startswith("I;16"):
+        return _from_16_bit(picture, ground)
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    coloured = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", coloured.size, (*ground, 255)), coloured).convert("RGB")
+
+
+def _from_16_bit(picture: Image.Image, ground: tuple[int, int, int]) -> Image.Image:
+    """Grey 0..65535 -> 0..255, rounded; Pillow's own conversion would clip almost all of it to white."""
+    deep = np.array(picture).astype(np.uint32)  # [H, W]
+    grey = ((deep * 255 + 32767) // 65535).astype(np.uint8)
+    rgb = np.repeat(grey[:, :, None], 3, axis=2)  # [H, W, 3]
+    if "transparency" in picture.info:
+        rgb[deep == picture.info["transparency"]] = ground
+    return Image.fromarray(rgb)

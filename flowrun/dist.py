@@ -1,0 +1,132 @@
+"""Processes, device and precision, through Hugging Face accelerate: the only import of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import broadcast_object_list
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from flowrun.config import ConfigError, Failure, Precision
+
+T = TypeVar("T")
+
+
+class Dist:
+    """One process among `world`. Optimizer and schedule stay plain torch objects: accelerate's wrapped schedule would
+    step `world` times per update."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self.device: torch.device = accelerator.device
+        self.rank: int = accelerator.process_index
+        self.world: int = accelerator.num_processes
+        self.is_main: bool = accelerator.is_main_process
+
+    @property
+    def scales_gradients(self) -> bool:
+        """fp16 multiplies the loss so that small gradients do not vanish; an overflow then skips an update."""
+        return self._accelerator.scaler is not None
+
+    def prepare(self, module: Module) -> Module:
+        """The module on this process's device, and in a wrapper that averages its gradients when there are several
+        processes and something in it is trained.
+
+        accelerate's `prepare` would also replace `forward` by one with autocast in it; here `autocast` decides."""
+        module = module.to(self.device)
+        if self.world == 1 or not any(p.requires_grad for p in module.parameters()):
+            return module
+        devices = None if self.device.type == "cpu" else [self.device]
+        # Not every parameter gets a gradient: an image network's last text block, parts that are trained alone. Buffers
+        # are equal everywhere; sending them at each forward would hang a process that samples on its own.
+        return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=True, broadcast_buffers=False)
+
+    def unwrap(self, module: Module) -> Module:
+        return self._accelerator.unwrap_model(module, keep_fp32_wrapper=False)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The configured precision inside the block; nothing for fp32."""
+        return self._accelerator.autocast()
+
+    def syncing(self, module: Module, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of one micro-batch: processes average their gradients at the last one only."""
+        return nullcontext() if last or not isinstance(module, DistributedDataParallel) else module.no_sync()
+
+    def backward(self, loss: Tensor) -> None:
+        self._accelerator.backward(loss)
+
+    def clip(self, optimizer: Optimizer, parameters: Iterable[Parameter], most: float | None) -> float:
+        """Total L2 norm of the gradients, before they are scaled down to `most` (null: they are left as they are).
+
+        Once per update, before `step`: it also takes out fp16's factor. Parameters without gradient do not count."""
+        if self._accelerator.scaler is not None:
+            self._accelerator.scaler.unscale_(optimizer)
+        used = [p for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in used])
+        if most is not None:
+            torch.nn.utils.clip_grads_with_norm_(used, most, norm)
+        return float(norm)
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """One update; False when fp16 overflowed and it was skipped, so that schedule and averages must not move."""
+        scaler = self._accelerator.scaler
+        if scaler is None:
+            optimizer.step()
+            return True
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        return scaler.get_scale() >= before
+
+    def state(self) -> dict[str, float]:
+        """fp16's current factor and its counters, plain data; empty in other precisions."""
+        return self._accelerator.scaler.state_dict() if self.scales_gradients else {}
+
+    def load_state(self, state: dict[str, float]) -> None:
+        if self.scales_gradients:
+            self._accelerator.scaler.load_state_dict(state)
+
+    def any(self, flag: bool) -> bool:
+        """True on every process when it is true on one."""
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over the processes, on each of them; the same shape."""
+        return values if self.world == 1 else self._accelerator.reduce(values, "sum")
+
+    def share(self, value: T) -> T:
+        """The first process's `value`, on each of them. Any picklable object."""
+        return value if self.world == 1 else broadcast_object_list([value])[0]
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        self._accelerator.wait_for_everyone()
+
+    def close(self) -> None:
+        """Leave the process group; another Dist, of another precision, may then be made in this process."""
+        self._accelerator.end_training()
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def make_dist(precision: Precision, processes: int = 1) -> Dist:
+    """Join the processes that the launcher started.
+
+    Raises ConfigError for fp16 without a GPU, Failure when not `processes` of them are there."""
+    accelerator = Accelerator(mixed_precision="no" if precision is Precision.fp32 else precision.value)
+    dist = Dist(accelerator)
+    if precision is Precision.fp16 and dist.device.type == "cpu":  # accelerate would compute in fp32 without a word
+        dist.close()
+        raise ConfigError("precision", "fp16 needs a GPU and there is none", "use bf16 or fp32")
+    if dist.world != processes:
+        dist.close()
+        raise Failure(f"{processes} processes were asked for and {dist.world} are connected",
+                      "set processes to what was launched")
+    return dist

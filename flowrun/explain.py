@@ -1,0 +1,78 @@
+"""The plan of an assembled run: rows, units and where each runs, models per stage, cache, steps, results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowrun import rundir
+from flowrun.config import Stage
+from flowrun.plan import Plan, amount, columns, unit_table
+
+if TYPE_CHECKING:
+    from flowrun.run import Assembly
+
+SHOWN = 5  # skipped rows listed by name
+
+
+def explain(assembly: Assembly) -> Plan:
+    run, task = assembly.run, assembly.task
+    plan = Plan(f"flowrun {task.name} on {run.model['name']}: {' then '.join(stage.value for stage in assembly.stages)}")
+    plan.add("data", _data(assembly))
+    plan.add("units", unit_table(assembly.split))
+    plan.add("models", _models(assembly))
+    plan.add("cache", _cache(assembly))
+    plan.add("train", _train(assembly))
+    plan.add("samples", _samples(assembly))
+    plan.add("results", [str(rundir.place(run, stage.value)) for stage in assembly.stages])
+    return plan
+
+
+def _data(assembly: Assembly) -> list[str]:
+    source = assembly.source
+    lines = [f"{amount(len(assembly.rows), 'row')} from {assembly.run.data['source']}"
+             + (f", {amount(source.ignored, 'other file')} ignored" if source.ignored else "")]
+    lines += [f"skipped {row}: {why}" for row, why in source.skipped[:SHOWN]]
+    if len(source.skipped) > SHOWN:
+        lines.append(f"and {len(source.skipped) - SHOWN} more skipped")
+    sizes = assembly.batches.buckets
+    batch = assembly.run.train.batch_size
+    lines += [f"{width}x{height} pixels: {amount(count, 'row')}" + (f", less than a batch of {batch}" if count < batch else "")
+              for (height, width), count in sizes.items()]
+    return lines
+
+
+def _models(assembly: Assembly) -> list[str]:
+    """Every component, and the stages that load its weights."""
+    cache = {*assembly.split.models_cached, *assembly.prompt_split.models_cached}
+    rows = []
+    for name, component in assembly.pipeline.components().items():
+        loaded = [stage.value for stage, names in ((Stage.cache, cache), (Stage.train, assembly.train_models)) if name in names]
+        rows.append((name, component.describe, f"loaded in: {', '.join(loaded) or 'no stage'}"))
+    return columns(rows)
+
+
+def _cache(assembly: Assembly) -> list[str]:
+    library = assembly.library
+    if library is None:
+        return ["not used: every unit is live"]
+    keys, missing = library.all_keys(), library.missing()
+    jobs = library.work()
+    return [f"{library.root}", f"{amount(len(keys) - len(missing), 'value')} there, {len(missing):,} to make, from {amount(len(jobs), 'row')}"]
+
+
+def _train(assembly: Assembly) -> list[str]:
+    run, batches = assembly.run, assembly.batches
+    kind = assembly.adapter.kind.value
+    how = f"LoRA rank {assembly.adapter.rank}" if kind == "lora" else "all weights"
+    rows = f"{run.train.batch_size} rows x {run.train.accumulate} accumulated x {run.processes} processes"
+    return [f"{', '.join(assembly.trained)}: {how}, {run.precision.value}",
+            f"{amount(assembly.steps, 'step')} of {rows}, {batches.epoch_of(assembly.steps):.1f} epochs",
+            f"{run.optimizer.name} lr {run.optimizer.lr:g}, {run.optimizer.schedule}, average of weights {run.optimizer.ema:g}"]
+
+
+def _samples(assembly: Assembly) -> list[str]:
+    sample = assembly.run.sample
+    if not sample.prompts:
+        return ["none: sample.prompts is empty"]
+    return [f"{amount(len(sample.prompts), 'prompt')} x {amount(len(sample.seeds), 'seed')}, {amount(sample.steps, 'solver step')}, guidance "
+            f"{sample.guidance:g}, at step 0, every {sample.every} and at the end"]

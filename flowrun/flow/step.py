@@ -1,0 +1,14 @@
+"""Steps along the flow, from one noise level to the next smaller one."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flowrun.flow.path import expand, wide
+
+
+def euler(x: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
+    """x + (sigma_next - sigma) velocity. x, velocity: [B, ...]; sigma, sigma_next: [B] or 0-d. fp32 or wider.
+
+    Exact for a velocity that does not change along the way."""
+    return wide(x) + (expand(sigma_next, x) - expand(sigma, x)) * wide(velocity)     # [B, ...]

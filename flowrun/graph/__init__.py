@@ -1,0 +1,10 @@
+"""Units, their graph, and their guarded execution."""
+
+from flowrun.graph.draws import Draws, seed_of
+from flowrun.graph.execute import Executor
+from flowrun.graph.graph import Conflict, UnitGraph
+from flowrun.graph.guard import UndeclaredEffect
+from flowrun.graph.state import Record, State
+from flowrun.graph.unit import SCOPES, Param, Unit
+
+__all__ = ["SCOPES", "Conflict", "Draws", "Executor", "Param", "Record", "State", "UndeclaredEffect", "Unit", "UnitGraph", "seed_of"]

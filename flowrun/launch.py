@@ -1,0 +1,167 @@
+"""Child processes: the ranks of a run with `processes=N`, and signals that reach each child once. No torch.
+
+Ranks find one another through the variables that `torch.distributed` reads (RANK, WORLD_SIZE, MASTER_ADDR, ...).
+flowrun starts them itself because torch's own launcher turns every exit code into 1, gives ranks 30 s to save when
+they are stopped, and stops the others as soon as the first has failed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from flowrun.config import ConfigError
+
+POLL_S = 0.05
+GRACE_S = 15.0  # how long the other ranks may go on after one has failed; a rank that waits for it would wait for ever
+STOPPED = 130  # exit code after Ctrl-C or SIGTERM
+
+
+@dataclass(frozen=True)
+class Command:
+    """arguments: of `python -m flowrun`; environment: variables set in addition to our own."""
+
+    arguments: Sequence[str]
+    environment: dict[str, str]
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """In a session of its own: a Ctrl-C in the terminal reaches only this process, which passes it on."""
+        command = [sys.executable, "-m", "flowrun", *self.arguments]
+        return subprocess.Popen(command, env={**os.environ, **self.environment}, start_new_session=True)
+
+
+class Signals:
+    """`with Signals() as signals:` - SIGINT and SIGTERM are kept in `signals.came`, in order, instead of acting here.
+
+    Outside the main thread signals cannot be handled; `came` then stays empty."""
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.came.append(number)
+
+
+def run_children(commands: Sequence[Command]) -> tuple[list[int], bool]:
+    """Run all at once until all have ended: exit codes in order (128 + signal for a killed one), and whether stopped.
+
+    The first signal asks every child once, the second asks once more (a run then ends at once), the third kills."""
+    with Signals() as signals:
+        children = [command.start() for command in commands]
+        passed_on, failed_at = 0, None
+        try:
+            while any(child.poll() is None for child in children):
+                time.sleep(POLL_S)
+                while passed_on < len(signals.came):
+                    _signal(children, signals.came[passed_on] if passed_on < 2 else signal.SIGKILL)
+                    passed_on += 1
+                if failed_at is None and not signals.came and any(child.poll() for child in children):
+                    failed_at = time.monotonic()
+                if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
+                    _signal(children, signal.SIGKILL)
+        finally:
+            _signal(children, signal.SIGKILL)
+    codes = [child.wait() for child in children]
+    return [code if code >= 0 else 128 - code for code in codes], bool(signals.came)
+
+
+def start_ranks(processes: int, arguments: Sequence[str], run_id: str) -> int:
+    """Run `python -m flowrun <arguments>` as `processes` ranks on this machine. Returns the run's exit code."""
+    port = _free_port()
+    commands = [Command(arguments, _rank_environment(rank, processes, port, run_id)) for rank in range(processes)]
+    codes, stopped = run_children(commands)
+    if stopped:
+        return STOPPED if any(codes) else 0
+    failed = [(rank, code) for rank, code in enumerate(codes) if code]
+    if failed and codes[0] == 0:
+        sys.stderr.write(f"flowrun: rank {failed[0][0]} ended with exit code {failed[0][1]}\n")
+    return codes[0] or (failed[0][1] if failed else 0)
+
+
+def inside_ranks() -> bool:
+    """Whether this process is a rank, started by flowrun or by another launcher."""
+    return "WORLD_SIZE" in os.environ
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def new_run_id() -> str:
+    """FLOWRUN_RUN_ID, or a new one from the clock. Ranks must agree: theirs comes from their launcher's process.
+
+    Raises ConfigError for ranks on several hosts, which have no parent in common."""
+    given = os.environ.get("FLOWRUN_RUN_ID")
+    if given is not None:
+        return given
+    if not inside_ranks():
+        now = time.time()
+        return time.strftime("%y%m%d-%H%M%S", time.localtime(now)) + f"-{int(now % 1 * 1e6):06d}"
+    world = os.environ["WORLD_SIZE"]
+    if os.environ.get("LOCAL_WORLD_SIZE", world) != world:
+        what = "is not set although the ranks run on several hosts"
+        raise ConfigError("FLOWRUN_RUN_ID", what, "export one value on all of them")
+    return f"{_start_of(os.getppid())}-{os.getppid()}"
+
+
+def world(processes: int) -> int:
+    """Number of ranks that the launcher started. Raises ConfigError when `processes` contradicts it."""
+    ranks = int(os.environ["WORLD_SIZE"])
+    if processes not in (1, ranks):
+        what = f"is {processes}, but {ranks} ranks were launched"
+        raise ConfigError("processes", what, "leave it out under a launcher of your own")
+    return ranks
+
+
+def _rank_environment(rank: int, processes: int, port: int, run_id: str) -> dict[str, str]:
+    threads = max(1, len(os.sched_getaffinity(0)) // processes) if hasattr(os, "sched_getaffinity") else 1
+    world = str(processes)
+    return {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "FLOWRUN_RUN_ID": run_id,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+    }  # fmt: skip
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _start_of(process: int) -> str:
+    """When a process started, to the second. Linux: boot time plus the 22nd field of /proc/PID/stat, in clock ticks."""
+    try:
+        ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+        lines = Path("/proc/stat").read_text().splitlines()
+        boot = next(int(line.split()[1]) for line in lines if line.startswith("btime"))
+    except FileNotFoundError as error:
+        what = "is not set, and this system does not say when the launcher started"
+        raise ConfigError("FLOWRUN_RUN_ID", what, "export one value for all ranks") from error
+    return time.strftime("%y%m%d-%H%M%S", time.localtime(boot + ticks // os.sysconf("SC_CLK_TCK")))
+
+
+def _signal(children: Sequence[subprocess.Popen[bytes]], number: int) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.send_signal(number)

@@ -1,0 +1,182 @@
+"""The cached values of one run: which keys its rows and prompts have, which are missing, and records read back.
+
+Keys follow from configuration and data alone, so the train stage knows what it expects before it reads anything; a value
+made by other code, another model or other data has another key and is simply not there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flowrun.cache.key import KEY_BYTES, digest
+from flowrun.cache.keyplan import KeyPlan, Output
+from flowrun.cache.manifest import Kept, ManifestRow, Part, Parts, newest_manifest, write_manifest
+from flowrun.cache.reader import Reader
+from flowrun.cache.sources import Sources
+from flowrun.cache.store import Store
+from flowrun.config import ConfigError, Run
+from flowrun.data import HashFile, Row, Source
+from flowrun.graph import Record, UnitGraph
+from flowrun.pipelines import Pipeline
+from flowrun.prompts import Prompts
+from flowrun.splitters import Split
+
+log = logging.getLogger(__name__)
+
+LIBRARIES = ("diffusers", "transformers")  # their code computes what a model returns
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row in one variant, of which some outputs are missing. units: what has to run for them, in order."""
+
+    shelf: Shelf
+    place: int
+    units: tuple[int, ...]
+
+    @property
+    def row(self) -> Row:
+        return self.shelf.rows[self.place // len(self.shelf.variants)]
+
+    @property
+    def change(self) -> Mapping[str, Any]:
+        return self.shelf.variants[self.place % len(self.shelf.variants)]
+
+
+class Shelf:
+    """Keys of one list of rows under one split. A place is a row in one variant: row * len(variants) + variant."""
+
+    def __init__(self, split: Split, source: Source, rows: Sequence[Row], variants: Sequence[Mapping[str, Any]], plan: KeyPlan,
+                 hash_file: HashFile, store: Store) -> None:
+        self.split, self.source, self.rows, self.variants = split, source, rows, variants
+        self.outputs: list[Output] = list(plan.outputs)
+        self.fingerprints = [source.fingerprints(row, hash_file) for row in rows]
+        self._keys = [self._row_keys(plan, row.id, given, change) for row, given in zip(rows, self.fingerprints, strict=True) for change in variants]
+        self.reader = Reader(store, split.units, lambda row, variant: self.keys(row * len(variants) + variant))
+
+    def _row_keys(self, plan: KeyPlan, row_id: str, given: Mapping[str, bytes], change: Mapping[str, Any]) -> bytes:
+        changed = {name: digest(name, value) for name, value in change.items()}
+        found = plan.keys({("shared", name): key for name, key in {**given, **changed}.items()}, row_id)
+        return b"".join(found[output] for output in self.outputs)
+
+    def keys(self, place: int) -> dict[Output, bytes]:
+        joined = self._keys[place]
+        return {output: joined[i * KEY_BYTES : (i + 1) * KEY_BYTES] for i, output in enumerate(self.outputs)}
+
+    def places(self) -> range:
+        return range(len(self._keys))
+
+    def jobs(self, missing: set[bytes]) -> list[Job]:
+        """What to run so that no key of this shelf is missing; a value that several rows share is made once."""
+        found, left = [], set(missing)
+        for place in self.places() if missing else ():
+            keys = self.keys(place)
+            lacking = {unit for (unit, _), key in keys.items() if key in left}
+            left.difference_update(keys.values())
+            if lacking:
+                found.append(Job(self, place, self._to_run(lacking, {output for output, key in keys.items() if key not in missing})))
+        return found
+
+    def _to_run(self, lacking: set[int], present: set[Output]) -> tuple[int, ...]:
+        """`lacking`, and the cached units whose results they read and that are not stored themselves."""
+        run = set(lacking)
+        for writer, reader, param in sorted(UnitGraph(self.split.units).edges, key=lambda edge: -edge[1]):
+            if reader in run and writer in self.split.needed and not self._stored(writer, param, present):
+                run.add(writer)
+        return tuple(sorted(run))
+
+    def _stored(self, unit: int, param: Any, present: set[Output]) -> bool:
+        kept = self.split.kept.get(unit, ())
+        return param in kept and all((unit, p) in present for p in kept)
+
+
+class Library:
+    """Raises ConfigError when a component or a unit cannot be identified, DataError when a source file cannot be read."""
+
+    def __init__(self, run: Run, pipeline: Pipeline, source: Source, rows: Sequence[Row], prompts: Sequence[Row],
+                 variants: Sequence[Mapping[str, Any]], split: Split, prompt_split: Split) -> None:
+        self.run, self.pipeline = run, pipeline
+        self.root = Path(run.cache.root).absolute()
+        self.store = Store(self.root, run.cache.verify)
+        self.sources = Sources(self.root, run.cache.verify)
+        components = pipeline.components()
+        self.identities = {name: _identity(components[name].identity(self.sources.hash_file), run.model["dtype"])
+                           for name in sorted({*split.models_cached, *prompt_split.models_cached})}
+        context = digest("matmul", torch.get_float32_matmul_precision())
+        self.rows, self.prompts = (
+            Shelf(part, data, listed, changes, KeyPlan(part, self.identities, context, run.seed), self.sources.hash_file, self.store)
+            for part, data, listed, changes in ((split, source, rows, variants),
+                                                (prompt_split, Prompts([row.prompt for row in prompts], guided=False), prompts, [{}])))
+
+    def missing(self) -> set[bytes]:
+        """Keys that this run needs and the cache lacks."""
+        self.store.refresh()
+        return set(self.store.missing(self.all_keys()))
+
+    def all_keys(self) -> list[bytes]:
+        """Every key once, in order."""
+        return list(dict.fromkeys(key for shelf in (self.rows, self.prompts) for place in shelf.places() for key in shelf.keys(place).values()))
+
+    def work(self) -> list[Job]:
+        """What the cache stage has to do."""
+        missing = self.missing()
+        rows = self.rows.jobs(missing)
+        made = {key for job in rows for key in self.rows.keys(job.place).values()}
+        return rows + self.prompts.jobs(missing - made)
+
+    def require(self, command: str) -> None:
+        """Raises ConfigError when anything is missing: what, why as far as can be told, and the command that repairs."""
+        missing = self.missing()
+        if not missing:
+            return
+        there = newest_manifest(self.root, self.run.model["name"], self.run.data["source"])
+        changed = there.parts.differences(self.parts()) if there else []
+        names = sorted({f"{shelf.split.units[u].name}.{p[1]}" for shelf in (self.rows, self.prompts) for place in shelf.places()
+                        for (u, p), key in shelf.keys(place).items() if key in missing})
+        what = f"needs the cache, but {len(missing)} of {len(self.all_keys())} values are not in {self.root} ({', '.join(names)})"
+        raise ConfigError("stage=train", "; ".join([what, *changed]), f"run: {command}")
+
+    def records(self, visits: Sequence[tuple[int, int]]) -> list[dict[int, Record]]:
+        """Of each (row, variant): what its cached units returned."""
+        return self.rows.reader.batch(visits)
+
+    def prompt_records(self) -> list[dict[int, Record]]:
+        return self.prompts.reader.batch([(row, 0) for row in range(len(self.prompts.rows))])
+
+    def stored(self, job: Job, missing: set[bytes]) -> dict[int, Record]:
+        """What the cache already has of a job's units that need not run."""
+        keys = {output: key for output, key in job.shelf.keys(job.place).items() if output[0] not in job.units and key not in missing}
+        return Reader(self.store, job.shelf.split.units, lambda row, variant: keys).records(0, 0)
+
+    def parts(self) -> Parts:
+        """Everything that reaches the keys, for people: what a later run compares itself with."""
+        run, components = self.run, self.pipeline.components()
+        made_of = {name: Part(key.hex(), components[name].describe) for name, key in self.identities.items()}
+        made_of |= {f"data.{name}": Part(str(value), str(value)) for name, value in run.data.items()}
+        made_of |= {f"unit {unit.name}": Part(digest(unit.version, dict(unit.settings)).hex(), f"version {unit.version}, {dict(unit.settings)}")
+                    for i in self.rows.split.needed for unit in [self.rows.split.units[i]]}
+        made_of |= {name: Part(version(name), version(name)) for name in LIBRARIES}
+        return Parts(run.model["name"], run.data["source"], made_of, {"torch": torch.__version__})
+
+    def save_manifest(self, faults: Mapping[str, str]) -> None:
+        """Write down which rows have which keys. faults: row id -> why it has none."""
+        self.sources.save()
+        write_manifest(self.root, self.parts(), [self._manifest_row(number, faults.get(row.id, "")) for number, row in enumerate(self.rows.rows)])
+
+    def _manifest_row(self, number: int, fault: str) -> ManifestRow:
+        row, units, count = self.rows.rows[number], self.rows.split.units, len(self.rows.variants)
+        keys = {} if fault else {Kept(variant, units[u].name, *param): key for variant in range(count)
+                                 for (u, param), key in self.rows.keys(number * count + variant).items()}
+        return ManifestRow(row.id, row.prompt, row.size, digest(self.rows.fingerprints[number]), fault, keys)
+
+
+def _identity(component: bytes, dtype: str) -> bytes:
+    """A model is its configuration and weights, the precision they are held in, and the code that runs them."""
+    return digest(component, str(dtype), {name: version(name) for name in LIBRARIES})

@@ -1,0 +1,137 @@
+"""Share of a run's last samples that are nearest to the picture of their caption: `python -m flowrun.nearest RUN_DIR`.
+
+Pixels in [-1, 1], distance = mean squared error, compared with every picture of the run's own data. It measures what
+a small model has learned by heart, and is no score of generalisation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from PIL import Image
+from torch import Tensor
+
+from flowrun.config import ConfigError, UserError
+from flowrun.data import Source
+from flowrun.files import write_atomic
+from flowrun.registry import SOURCES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """accuracy: share of the counted samples whose nearest picture has their own caption. mse: their mean distance to
+    the (nearest) picture of that caption. unknown: prompts that are no caption of the data; they count for neither."""
+
+    accuracy: float
+    mse: float
+    counted: int
+    unknown: tuple[str, ...]
+    missed: tuple[tuple[str, str], ...]  # (prompt, caption of the nearest picture)
+
+
+def score(samples: Tensor, prompts: Sequence[str], pictures: Tensor, captions: Sequence[str]) -> Score:
+    """samples: [N, 3, H, W] with N prompts; pictures: [M, 3, H, W] with M captions; floats in [-1, 1].
+
+    Raises ValueError when no prompt is a caption."""
+    distance = torch.stack([(pictures - sample).square().flatten(1).mean(1) for sample in samples])  # [N, M]
+    known, errors, missed = set(captions), [], []
+    for row, prompt in zip(distance, prompts, strict=True):
+        if prompt not in known:
+            continue
+        own = torch.tensor([caption == prompt for caption in captions])  # [M]
+        errors.append(float(row[own].min()))
+        if errors[-1] > float(row.min()):
+            missed.append((prompt, captions[int(row.argmin())]))
+    if not errors:
+        raise ValueError("no prompt is a caption of the data")
+    unknown = tuple(prompt for prompt in prompts if prompt not in known)
+    count = len(errors)
+    return Score(
+        accuracy=1 - len(missed) / count, mse=sum(errors) / count, counted=count, unknown=unknown, missed=tuple(missed)
+    )
+
+
+def of_run(run_dir: Path) -> Score:
+    """The score of the newest samples in `run_dir`, saved there as nearest.json. Raises ConfigError, DataError."""
+    folder = _newest_samples(run_dir)
+    with open(folder / "samples.csv", newline="", encoding="utf-8") as table:
+        rows = list(csv.DictReader(table))
+    samples = torch.stack([_read(folder / row["file"]) for row in rows])  # [N, 3, H, W]
+    prompts = [row["prompt"] for row in rows]
+    pictures, captions = _pictures(_source(run_dir), tuple(samples.shape[-2:]))
+    if not set(prompts) & set(captions):
+        known = f"sample captions of the data, e.g. 'sample.prompts=[{captions[0]}]'"
+        raise ConfigError(
+            "sample.prompts", f"none of the {len(prompts)} prompts in {folder} is a caption of the data", known
+        )
+    result = score(samples, prompts, pictures, captions)
+    report = {"samples": folder.name, **asdict(result)}
+    write_atomic(run_dir / "nearest.json", (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode())
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m flowrun.nearest", description=__doc__)
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a run's directory")
+    try:
+        result = of_run(parser.parse_args(arguments).run_dir)
+    except UserError as error:
+        sys.stderr.write(f"flowrun: {error}\n")
+        return error.exit_code
+    unknown = f"; {len(result.unknown)} more have prompts that are no captions" if result.unknown else ""
+    sys.stdout.write(f"accuracy {result.accuracy:.3f}  mse {result.mse:.4f}  over {result.counted} samples{unknown}\n")
+    for prompt, nearest in result.missed:
+        sys.stdout.write(f"  {prompt!r} is nearest to {nearest!r}\n")
+    return 0
+
+
+def _newest_samples(run_dir: Path) -> Path:
+    if not run_dir.is_dir():
+        raise ConfigError("RUN_DIR", f"{run_dir} is no directory", "give a run's directory, outputs/runs/train/...")
+    found = sorted(
+        run_dir.glob("samples/step-*/samples.csv"), key=lambda table: int(table.parent.name.partition("-")[2])
+    )
+    if not found:
+        raise ConfigError("RUN_DIR", f"{run_dir} holds no samples", "train with sample.prompts=[...]")
+    return found[-1].parent
+
+
+def _source(run_dir: Path) -> Source:
+    """The run's data source, built from the configuration that the run saved."""
+    saved = run_dir / "config.yaml"
+    if not saved.is_file():
+        raise ConfigError("RUN_DIR", f"{run_dir} holds no config.yaml", "give the directory of a run")
+    node: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(saved).data, resolve=True)
+    cls = SOURCES.find(node["source"], "data.source")
+    return cls(SOURCES.build("data", cls, node))
+
+
+def _pictures(source: Source, size: tuple[int, int]) -> tuple[Tensor, list[str]]:
+    """Those of the data's pictures that have the samples' (height, width): [M, 3, H, W], and their captions."""
+    rows = [row for row in source.rows() if row.size == size]
+    if not rows:
+        raise ConfigError(
+            "data", f"has no picture of the samples' size {size[0]}x{size[1]}", "score a run of this data"
+        )
+    images = torch.stack([source.load(row, ("image",))["image"] for row in rows])  # uint8 [M, 3, H, W]
+    return images.float() / 127.5 - 1, [row.prompt for row in rows]
+
+
+def _read(path: Path) -> Tensor:
+    with Image.open(path) as picture:
+        pixels = torch.from_numpy(np.array(picture.convert("RGB")))  # uint8 [H, W, 3]
+    return pixels.permute(2, 0, 1).float() / 127.5 - 1  # [3, H, W]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""A pipeline is a model family: components, units, and the live preparation and velocity of training and sampling.
+
+A new family is one module here with one subclass of `Pipeline`, and one option file in conf/model.
+
+Legend: B rows, C channels, h w latent height and width, H W picture height and width in pixels, T noise levels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from flowrun.graph import Unit
+
+HashFile = Callable[[Path], bytes]  # a file's content hash, remembered or not
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """One network and all that belongs to it. Making a Component reads no weights."""
+
+    name: str
+    load: Callable[[], nn.Module]  # on the CPU, in the precision of its files
+    configure: Callable[[], Mapping[str, Any]]  # the configuration alone
+    identity: Callable[[HashFile], bytes]  # configuration + weights (file contents, or the seed), tokenizer included
+    describe: str  # for the plan
+
+
+class Pipeline(ABC):
+    """`models` holds what a stage has loaded. `velocity` computes in the loaded weights' precision and returns fp32."""
+
+    Config: ClassVar[type]
+    inputs: ClassVar[tuple[str, ...]]  # names that the units read from the data
+    conditions: ClassVar[tuple[str, ...]]  # names that `begin` reads
+    target: ClassVar[str]  # name of the clean latents
+    denoiser: ClassVar[str] = "transformer"  # the component that `velocity` calls
+    lora_targets: ClassVar[Mapping[str, tuple[str, ...]]]  # component -> module names that `adapter.targets=auto` means
+
+    def __init__(self, config: Any, seed: int) -> None:
+        self.config, self.seed = config, seed
+        self.models: dict[str, nn.Module] = {}
+
+    @abstractmethod
+    def components(self) -> dict[str, Component]: ...
+
+    @abstractmethod
+    def units(self) -> tuple[Unit, ...]:
+        """What is computed per row before the loss, in order."""
+
+    @abstractmethod
+    def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
+        """(C, h, w) of a picture of (height, width) pixels. Raises ConfigError when the model cannot take that size."""
+
+    @abstractmethod
+    def schedule(self, steps: int) -> Tensor:
+        """Noise levels to sample at, from 1 to 0: [steps + 1], fp32."""
+
+    @abstractmethod
+    def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> Any:
+        """Batch-level preparation from the `conditions` in `batch`, done once per batch.
+
+        sigmas: the noise levels that will be asked for, [B] in training, [T] in sampling. noise: [B, C, h, w]."""
+
+    @abstractmethod
+    def velocity(self, prepared: Any, x: Tensor, sigma: Tensor) -> Tensor:
+        """The network's noise - clean at x [B, C, h, w] and sigma [B]. Returns [B, C, h, w], fp32."""
+
+    @abstractmethod
+    def decode(self, latents: Tensor) -> Tensor:
+        """Clean latents [B, C, h, w] -> pictures [B, 3, H, W], fp32 in [-1, 1]."""
+
+    def noise(self, size: tuple[int, int], generator: torch.Generator) -> Tensor:
+        """Where the sampling of one picture starts: [C, h, w], fp32, on the generator's device."""
+        return torch.randn(self.latent_shape(size), generator=generator, device=generator.device)
+
+    def load(self, names: Collection[str], device: torch.device, dtype: torch.dtype) -> None:
+        """Give weights to these components: evaluation mode, frozen, in memory of their own. Raises KeyError."""
+        components = self.components()
+        for name in names:
+            module = components[name].load()
+            _own_weights(module, device, dtype)
+            self.models[name] = module.eval().requires_grad_(False)
+
+
+def _own_weights(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Copy and place every weight: one mapped from a file may be misaligned, which changes a network's last bits."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        kept = dtype if tensor.is_floating_point() else tensor.dtype
+        tensor.data = tensor.data.to(device=device, dtype=kept, copy=True)

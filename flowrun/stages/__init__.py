@@ -1,0 +1,1 @@
+"""What a process does with an assembled run: fill the cache, or train."""

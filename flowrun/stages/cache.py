@@ -1,0 +1,95 @@
+"""Stage cache: run the cached units once per row, and store what they return. Incremental, resumable, shared by ranks.
+
+Values are made row by row: the size of a batch alone changes a network's last bits, and cached must equal live.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flowrun.cache.reader import put_record
+from flowrun.cache.writer import Writer
+from flowrun.config import DataError, Stopped
+from flowrun.disk import check_room
+from flowrun.dist import Dist
+from flowrun.feed import row_inputs
+from flowrun.graph import Draws, Executor, State
+from flowrun.graph.draws import FROZEN
+from flowrun.graph.state import tensors
+from flowrun.library import Job, Library
+from flowrun.progress import Progress
+from flowrun.stop import Stop
+
+if TYPE_CHECKING:
+    from flowrun.run import Assembly
+
+log = logging.getLogger(__name__)
+
+FORECAST_AFTER = 8  # rows from whose real sizes the forecast is made
+SPARE = 1.1  # of the bytes forecast, for headers and what else writes to the disk
+
+
+def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
+    """Do this process's share of `jobs`. Returns the figures for result.json.
+
+    Raises Stopped when asked to, Failure when the disk is too small or a value is not finite, DataError naming all rows
+    that could not be read; what was made before is stored in every case."""
+    library, run, own, began = assembly.library, assembly.run, jobs[dist.rank :: dist.world], time.monotonic()
+    models = {model.partition(".")[0] for job in jobs for i in job.units for model in job.shelf.split.units[i].onload_model_names}
+    assembly.pipeline.load(sorted(models), dist.device, assembly.dtype)
+    with library.store.writer(run.cache.flush_mb, run.cache.flush_s) as writer, Stop() as stop, Progress("cache", len(own), "row") as bar:
+        filler = _Filler(assembly, library.missing(), writer)
+        for job in own:
+            filler.make(job)
+            bar.advance(lambda: f"{filler.bytes / 1e6:.1f} MB")
+            if bar.done == FORECAST_AFTER:
+                _forecast(library, filler.bytes, bar.done, len(own), time.monotonic() - began)
+            if stop.asked:
+                raise Stopped(f"stopped after {bar.done} of {len(own)} rows, which are stored; the same command goes on from there")
+    dist.wait()
+    if dist.is_main:
+        library.store.refresh()
+        library.store.merge()
+        library.save_manifest({row: "; ".join(faults) for row, faults in filler.faults.items()})
+    if filler.faults:
+        raise DataError(sorted({fault for faults in filler.faults.values() for fault in faults}), "repair these rows and run the same command again: the others are stored")
+    seconds = time.monotonic() - began
+    log.info("cache: %d rows, %.1f MB, %.1f rows/s, in %s", len(own), filler.bytes / 1e6, len(own) / seconds, library.root)
+    return {"stage": "cache", "rows": len(own), "bytes": filler.bytes, "seconds": seconds, "rows_per_s": len(own) / seconds}
+
+
+class _Filler:
+    """Runs a job's units and puts what they return."""
+
+    def __init__(self, assembly: Assembly, missing: set[bytes], writer: Writer) -> None:
+        self.library, self.missing, self.writer, self.seed = assembly.library, missing, writer, assembly.run.seed
+        pipeline = assembly.pipeline
+        configs = {name: component.configure() for name, component in pipeline.components().items()}
+        self.executors = {shelf: Executor(shelf.split.units, pipeline.models, configs) for shelf in (self.library.rows, self.library.prompts)}
+        self.bytes = 0
+        self.faults: dict[str, list[str]] = {}  # row id -> what is wrong with it
+
+    def make(self, job: Job) -> None:
+        units, row = job.shelf.split.units, job.row
+        wanted = frozenset(name for i in job.units for scope, name in units[i].reads if scope == "shared")
+        try:
+            inputs = row_inputs(job.shelf.source, row, job.change, wanted & set(job.shelf.source.names))
+        except DataError as error:
+            self.faults[row.id] = error.faults
+            return
+        task = (State(shared=inputs), Draws(self.seed, row.id, FROZEN), self.library.stored(job, self.missing))
+        made = self.executors[job.shelf].run_recorded(task, job.units)
+        keys = job.shelf.keys(job.place)
+        for i, record in made.items():
+            if put_record(self.writer, keys, i, units[i], record, row.id):
+                self.bytes += sum(t.numel() * t.element_size() for value in record.values.values() for t in tensors(value))
+
+
+def _forecast(library: Library, made: int, done: int, total: int, seconds: float) -> None:
+    """How much is still to come, from the real sizes so far. Raises Failure when the disk cannot hold it."""
+    left = made / done * (total - done)
+    log.info("cache: about %.1f MB and %.0f s to come", left / 1e6, seconds / done * (total - done))
+    check_room(library.root, int(left * SPARE), "the rest of the cache")

@@ -1,0 +1,98 @@
+"""Stage train: batches -> live units -> loss -> optimiser update, until `steps` updates are done.
+
+A run that was stopped, or killed, goes on from its newest complete checkpoint; its loss curve then equals the unbroken
+one bit for bit.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowrun import adapters
+from flowrun.checkpoint import Checkpoints
+from flowrun.config import Stopped
+from flowrun.progress import Progress, peak_memory_gb
+from flowrun.stages.preview import Preview
+from flowrun.stages.trainer import Trainer
+from flowrun.stop import Stop
+from flowrun.tracking import Trackers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Training:
+    """A trainer and where its results go. trackers: None on processes other than the first."""
+
+    trainer: Trainer
+    preview: Preview
+    checkpoints: Checkpoints
+    trackers: Trackers | None
+    folder: Path
+    trainable: list[str]
+    adapter: adapters.Config
+    start: int
+
+    def run(self) -> dict[str, Any]:
+        """The updates from `start` to the end. Returns the figures for result.json.
+
+        Raises Stopped, after saving, when asked to stop; Failure on a loss that is not finite."""
+        failed = True
+        try:
+            result = self._run(self.trainer, self.start)
+            if self.trackers:
+                self.trackers.summary(result)
+            failed = False
+            return result
+        finally:
+            if self.trackers:
+                self.trackers.close(failed)
+
+    def _run(self, trainer: Trainer, start: int) -> dict[str, Any]:
+        began = time.monotonic()
+        metrics: dict[str, float] = {}
+        if start == 0:
+            self._picture(0)
+        with Stop() as stop, Progress("train", trainer.steps, "step", start) as bar:
+            for step in range(start, trainer.steps):
+                metrics = self._step(step, bar)
+                done, stopping = step + 1, trainer.dist.any(stop.asked)
+                if stopping or done % trainer.run.train.checkpoint_every == 0 or done == trainer.steps:
+                    self._checkpoint(done)
+                if stopping and done < trainer.steps:
+                    raise Stopped(f"stopped after step {done} of {trainer.steps}, which is saved; the same command goes on from there")
+                self._picture(done)
+        seconds = time.monotonic() - began
+        return {"stage": "train", "steps": trainer.steps, "loss": metrics.get("loss"), "seconds": seconds,
+                "s_per_step": seconds / max(1, trainer.steps - start), "memory_gb": peak_memory_gb(), "weights": self._save()}
+
+    def _step(self, step: int, bar: Progress) -> dict[str, float]:
+        trainer, clock = self.trainer, time.perf_counter()
+        metrics = trainer.step(step)
+        metrics |= {"epoch": trainer.batches.epoch_of(step + 1), "s_per_step": time.perf_counter() - clock, "memory_gb": peak_memory_gb()}
+        if self.trackers and ((step + 1) % trainer.run.train.log_every == 0 or step + 1 == trainer.steps):
+            self.trackers.log(step + 1, metrics)
+        bar.advance(lambda: f"loss {metrics['loss']:.4f}, lr {metrics['lr']:.2e}, {metrics['memory_gb']:.2f} GB")
+        return metrics
+
+    def _picture(self, step: int) -> None:
+        if self.trackers and self.preview.due(step, self.trainer.steps):
+            self.trackers.pictures(step, self.preview.save(self.trainer, step))
+
+    def _checkpoint(self, step: int) -> None:
+        if self.trackers:
+            self.checkpoints.save(step, *self.trainer.state())
+        self.trainer.dist.wait()
+
+    def _save(self) -> list[str]:
+        """The result, averaged weights if there are any, as plain diffusers reads it."""
+        if not self.trackers:
+            return []
+        with self.trainer.weights_applied():
+            saved = adapters.save_trained(self.folder / "model", self.trainer.pipeline.models, self.trainable, self.adapter)
+        log.info("trained weights: %s", ", ".join(map(str, saved)))
+        return [str(path) for path in saved]

@@ -1,0 +1,132 @@
+"""One optimiser update, and everything that an update changes.
+
+Every random number is a function of (seed, rank, step, micro-batch): nothing but the step is needed to go on after a stop.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrun.adapters import trained_parameters
+from flowrun.algorithms import Algorithm
+from flowrun.batches import Batches, Visit
+from flowrun.checkpoint import Checkpoint
+from flowrun.config import ConfigError, Failure, Run
+from flowrun.dist import Dist
+from flowrun.feed import Feed
+from flowrun.graph import seed_of
+from flowrun.optim import Ema, make_optimizer, make_schedule
+from flowrun.pipelines import Pipeline
+from flowrun.plain import pack, unpack
+
+TRAINED, AVERAGE, OPTIMIZER, SCHEDULE = "trained", "average", "optimizer", "schedule"  # groups of a checkpoint
+
+
+@dataclass
+class Trainer:
+    """steps: updates in the whole run. end: batches after which the epochs asked for are complete; None when steps govern."""
+
+    run: Run
+    pipeline: Pipeline
+    algorithm: Algorithm
+    feed: Feed
+    batches: Batches
+    dist: Dist
+    steps: int
+    end: int | None
+
+    def __post_init__(self) -> None:
+        self.parameters = trained_parameters(self.pipeline.models)
+        self.optimizer = make_optimizer(self.run.optimizer, self.parameters)
+        self.schedule = make_schedule(self.run.optimizer, self.optimizer, self.steps)
+        self.ema = Ema(list(self.parameters.values()), self.run.optimizer.ema) if self.run.optimizer.ema else None
+
+    def step(self, step: int) -> dict[str, float]:
+        """Update number `step` (from 0). Returns the row-weighted means of loss and metrics, gradient norm and rate.
+
+        Raises Failure when loss or gradient is not finite; the weights are then as before the step."""
+        rate, window = self.schedule.get_last_lr()[0], self.batches.window(step, self.dist.rank, self.end)
+        total, means = self.batches.rows_in(step, self.end), {}
+        for micro, visits in enumerate(window):
+            share = len(visits) / total
+            with self.dist.syncing(self.pipeline.models[self.pipeline.denoiser], micro == len(window) - 1):
+                for name, value in self._micro(step, micro, visits, share).items():
+                    means[name] = means.get(name, 0.0) + value * share
+        norm = self._update(step)
+        return {**means, "grad_norm": norm, "lr": rate}
+
+    def weights_applied(self) -> Any:
+        """Context: the averaged weights stand in the model if there are any."""
+        return self.ema.applied() if self.ema is not None else nullcontext()
+
+    def _micro(self, step: int, micro: int, visits: list[Visit], share: float) -> dict[str, float]:
+        """Forward and backward of one micro-batch; its gradients count by its share of the step's rows."""
+        key = seed_of(self.run.seed, "step", self.dist.rank, step, micro)
+        torch.manual_seed(key)  # dropout inside networks draws from the global generator
+        batch = self.feed.batch(visits)
+        with self.dist.autocast():
+            out = self.algorithm.loss(self.pipeline, batch, torch.Generator().manual_seed(key))
+        loss = float(out.loss.detach())
+        if not math.isfinite(loss):
+            self._refuse_loss(step, loss, out.per_row, visits)
+        self.dist.backward(out.loss * (share * self.dist.world))
+        return {"loss": loss, **{name: float(value) for name, value in out.metrics.items()}}
+
+    def _update(self, step: int) -> float:
+        norm = self.dist.clip(self.optimizer, self.parameters.values(), self.run.optimizer.clip)
+        if not math.isfinite(norm) and not self.dist.scales_gradients:
+            raise Failure(f"step {step + 1}: the gradient norm is {norm} although the loss is finite", self._remedy())
+        if self.dist.step(self.optimizer):
+            self.schedule.step()
+            if self.ema is not None:
+                self.ema.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _refuse_loss(self, step: int, loss: float, per_row: Tensor, visits: list[Visit]) -> None:
+        bad = [self.feed.rows[v.row].id for v, value in zip(visits, per_row.tolist(), strict=True) if not math.isfinite(value)]
+        raise Failure(f"step {step + 1}: the loss is {loss} for {', '.join(bad)}", self._remedy())
+
+    def _remedy(self) -> str:
+        advice = "use precision=bf16 or fp32" if self.run.precision.value == "fp16" else "lower optimizer.lr, or look at these rows"
+        return f"{advice}; the last good checkpoint is kept"
+
+    def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """(tensors by group, plain data) of everything that an update changes."""
+        optimizer, optimizer_plan = pack(self.optimizer.state_dict())
+        schedule, schedule_plan = pack(self.schedule.state_dict())
+        averages, updates = self.ema.state() if self.ema is not None else ({}, 0)
+        tensors = {TRAINED: dict(self.parameters), AVERAGE: averages, OPTIMIZER: optimizer, SCHEDULE: schedule}
+        plain = {OPTIMIZER: optimizer_plan, SCHEDULE: schedule_plan, AVERAGE: updates, "scaler": self.dist.state()}
+        return {name: group for name, group in tensors.items() if group}, plain
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Go on from `state()`. Raises ConfigError in one line when it is of other parameters."""
+        saved = checkpoint.tensors[TRAINED]
+        self._check_same(saved)
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(saved[name])
+        tensors, plain = checkpoint.tensors, checkpoint.plain
+        self.optimizer.load_state_dict(unpack(tensors.get(OPTIMIZER, {}), plain[OPTIMIZER]))
+        self.schedule.load_state_dict(unpack(tensors.get(SCHEDULE, {}), plain[SCHEDULE]))
+        self.dist.load_state(plain["scaler"])
+        if self.ema is not None:
+            self.ema.load(tensors.get(AVERAGE, {}), plain[AVERAGE])
+
+    def _check_same(self, saved: dict[str, Tensor]) -> None:
+        own = self.parameters
+        if saved.keys() != own.keys():
+            odd = sorted(saved.keys() ^ own.keys())
+            raise ConfigError("resume", f"the checkpoint trains other weights ({odd[0]}, {len(odd)} differ)",
+                              "resume with the same task, model and adapter, or start anew with resume=none")
+        for name, parameter in own.items():
+            if saved[name].shape != parameter.shape:
+                raise ConfigError("resume", f"{name} is {list(saved[name].shape)} in the checkpoint and {list(parameter.shape)} here",
+                                  "use the rank and sizes it was made with, or start anew with resume=none")

@@ -1,0 +1,158 @@
+"""Sweeps: every job is a child process, and one table holds what came of each. No torch.
+
+outputs/sweeps/<run id>/   sweep.csv, <job number>-<what is swept>/ as any run directory
+
+A child's exit returns all its memory and leaves no library state to the next job. The table is read, extended and
+replaced under a lock for each job, so that launchers which run jobs side by side keep it whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowrun.config import ConfigError
+from flowrun.files import write_atomic
+from flowrun.launch import STOPPED, Command, inside_ranks, run_children
+
+STATUS = {0: "ok", 2: "refused", STOPPED: "stopped"}  # of a job, by its exit code; any other code: failed
+LONGEST = 80  # characters of a job's directory name
+WIDEST = 40  # characters of a cell in the printed table; sweep.csv holds all of it
+
+
+@dataclass
+class Sweep:
+    """root: the sweep's directory. flags: Hydra's flags that every child needs, e.g. --config-dir DIR.
+
+    Made before Hydra composes, because Hydra then writes multirun.yaml into `root` even if it refuses the jobs."""
+
+    run_id: str
+    root: Path
+    flags: Sequence[str]
+
+    def __post_init__(self) -> None:
+        self.existed = self.table.exists()
+        self._new = [path for path in (self.root, *self.root.parents) if not path.exists()]
+
+    def job(self, number: int, overrides: Sequence[str], keys: Collection[str], found_by: Sequence[str]) -> None:
+        """Run one job and add its row. A job that fails leaves its status there and the sweep goes on.
+
+        keys: the settings that are swept. found_by: overrides of Hydra's own that the child needs, its search path.
+        Raises KeyboardInterrupt when the sweep was asked to stop, ConfigError inside a launched rank."""
+        if inside_ranks():
+            what = "a sweep cannot run inside launched ranks"
+            raise ConfigError("-m", what, "start it from one process; each job starts its own")
+        if self.existed:
+            raise ConfigError("run_id", f"{self.root} holds another sweep", "leave run_id out or give a new one")
+        swept = [text for text in overrides if _key_value(text)[0] in keys]
+        directory = self.root / _name(number, swept)
+        sys.stdout.write(f"job {number}: {' '.join(swept) or 'nothing swept'} -> {directory}\n")
+        sys.stdout.flush()
+        environment = {"FLOWRUN_RUN_DIR": str(directory), "FLOWRUN_SWEEP": self.run_id,
+                       "FLOWRUN_RUN_ID": f"{self.run_id}-{number}"}  # fmt: skip
+        began = time.monotonic()
+        (code,), stopped = run_children([Command([*self.flags, *overrides, *found_by, "hydra.mode=RUN"], environment)])
+        settings = {"job": str(number), **dict(map(_key_value, overrides))}
+        outcome = {
+            "status": STATUS.get(code, "failed"),
+            "seconds": f"{time.monotonic() - began:.1f}",
+            **_result(directory),
+        }
+        self._add({**settings, **outcome, "directory": str(directory)})
+        if stopped:
+            raise KeyboardInterrupt
+
+    def finish(self) -> int:
+        """Print the table, or remove what Hydra left when no job ran. Returns 1 when a job did not end well."""
+        rows = [] if self.existed else self.rows()
+        if not rows:
+            self._remove_litter()
+            return 0
+        sys.stdout.write(f"{_text(rows)}\n{self.table}\n")
+        return int(any(row["status"] != "ok" for row in rows))
+
+    @property
+    def table(self) -> Path:
+        return self.root / "sweep.csv"
+
+    def rows(self) -> list[dict[str, str]]:
+        if not self.table.exists():
+            return []
+        with open(self.table, newline="", encoding="utf-8") as handle:
+            return list(csv.DictReader(handle))
+
+    def _add(self, row: dict[str, str]) -> None:
+        with _locked(self.root):
+            rows = sorted([*self.rows(), row], key=lambda r: int(r["job"]))
+            text = io.StringIO()
+            writer = csv.DictWriter(text, _columns(rows), restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+            write_atomic(self.table, text.getvalue().encode())
+
+    def _remove_litter(self) -> None:
+        if self.root not in self._new or not self.root.is_dir():
+            return
+        (self.root / "multirun.yaml").unlink(missing_ok=True)
+        for folder in self._new:
+            folder.rmdir()
+
+
+def _key_value(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    return key.lstrip("+"), value
+
+
+def _name(number: int, swept: Sequence[str]) -> str:
+    """Readable and safe in a path: 3-seed=1-shared=a_b."""
+    last = [re.sub(r"^[^=]*[./+~]", "", text) for text in swept]
+    return re.sub(r"[^\w.=-]+", "_", "-".join([str(number), *last])).strip("_.")[:LONGEST]
+
+
+def _result(directory: Path) -> dict[str, str]:
+    """The scalar values of the job's result.json, each under `result.<name>`."""
+    file = directory / "result.json"
+    if not file.exists():
+        return {}
+    scalars = {k: v for k, v in json.loads(file.read_text()).items() if isinstance(v, str | int | float | bool)}
+    return {f"result.{name}": str(value) for name, value in scalars.items()}
+
+
+def _columns(rows: Sequence[dict[str, str]]) -> list[str]:
+    """job, settings, status, seconds, results, directory; within a part in the order of first appearance."""
+    seen = list(dict.fromkeys(name for row in rows for name in row))
+    results = [name for name in seen if name.startswith("result.")]
+    fixed = ("job", "status", "seconds", "directory")
+    settings = [name for name in seen if name not in fixed and name not in results]
+    return ["job", *settings, "status", "seconds", *results, "directory"]
+
+
+def _text(rows: Sequence[dict[str, str]]) -> str:
+    """The table for a terminal: every column but the directory, which the progress lines have shown."""
+    columns = [name for name in _columns(rows) if name != "directory"]
+    cells = [columns, *([row.get(name) or "" for name in columns] for row in rows)]
+    cells = [[cell if len(cell) <= WIDEST else cell[: WIDEST - 1] + "…" for cell in line] for line in cells]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
+    )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

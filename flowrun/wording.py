@@ -1,0 +1,145 @@
+"""What omegaconf says about a configuration, in our own words: `<key>: <what is wrong>; <what would be right>`.
+
+omegaconf's errors have several lines and name its own and our classes. No torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationKeyError, OmegaConfBaseException
+
+from flowrun.config import ConfigError
+
+# Settings that exist no longer: where they went and how to choose them there.
+REMOVED = {
+    "model.attn_backend": ("was moved to acceleration.shared.attention_backend",
+                           "choose it with 'acceleration/shared=[attention_backend]'"),
+}  # fmt: skip
+
+KINDS = {
+    "Integer": "a whole number",
+    "Float": "a number",
+    "Boolean": "true or false",
+    "String": "text",
+    "Path": "a path",
+}
+LISTED = 12  # of a longer list of names only those near to the given one are shown
+
+
+def suggest(name: str, known: Iterable[str], before: str = "") -> str:
+    """The known names near to `name`, or all of them when they are few. `before` is put in front of each."""
+    names = sorted({str(k) for k in known})
+    near = get_close_matches(name, names, n=2, cutoff=0.6)
+    if near:
+        return f"did you mean {' or '.join(before + n for n in near)}?"
+    if len(names) > LISTED:
+        return "--cfg job shows all settings"
+    return f"known: {', '.join(names) or 'none'}"
+
+
+def refuse_removed(key: str) -> None:
+    if key in REMOVED:
+        raise ConfigError(key, *REMOVED[key])
+
+
+def unknown(key: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> ConfigError:
+    """A key that no section has. known: names beside it; elsewhere: full keys of other sections, e.g. optimizer.lr."""
+    if key in REMOVED:
+        return ConfigError(key, *REMOVED[key])
+    section, _, name = key.rpartition(".")
+    known, prefix = list(known), f"{section}." if section else ""
+    same = [other for other in elsewhere if other.rpartition(".")[2] == name and other != key]
+    if same and not get_close_matches(name, known, n=1, cutoff=0.6):
+        return ConfigError(key, "is no setting", f"did you mean {' or '.join(same[:3])}?")
+    return ConfigError(key, "is no setting", suggest(name, known, prefix))
+
+
+def field_names(schema: Any) -> list[str]:
+    return [f.name for f in fields(schema)]
+
+
+def leaves(node: Any, key: str = "") -> Iterator[str]:
+    """Full keys of all values below `node`; lists count as values."""
+    if not isinstance(node, DictConfig) or node._is_none() or node._is_missing() or node._is_interpolation():
+        yield key
+        return
+    for name in node:
+        yield from leaves(node._get_node(name), f"{key}.{name}" if key else str(name))
+
+
+def check_fields(node: Container, key: str = "") -> None:
+    """Typed sections have exactly their schema's fields, also after `+key=value` and `~key`, and nothing is `???`.
+
+    Raises ConfigError."""
+    _refuse_strangers(node, key)
+    absent = sorted(f"{key}.{name}" if key else name for name in {*OmegaConf.missing_keys(node), *_removed(node)})
+    if absent:
+        what = "is not given" if len(absent) == 1 else "are not given"
+        raise ConfigError(", ".join(absent), what, f"write {absent[0]}=VALUE or put it into the option's file")
+
+
+def _sections(node: Container, key: str) -> Iterator[tuple[DictConfig, str]]:
+    """`node` and all mappings below it, with their full keys."""
+    if isinstance(node, DictConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation()):
+        yield node, key
+        for name in node:
+            yield from _sections(node._get_node(name), f"{key}.{name}" if key else str(name))
+
+
+def _refuse_strangers(node: Container, key: str) -> None:
+    for section, full in _sections(node, key):
+        schema = OmegaConf.get_type(section)
+        for name in section if is_dataclass(schema) else ():
+            if name not in field_names(schema):
+                raise unknown(f"{full}.{name}" if full else str(name), field_names(schema), leaves(section._get_root()))
+
+
+def _removed(node: Container) -> Iterator[str]:
+    for section, full in _sections(node, ""):
+        schema = OmegaConf.get_type(section)
+        for name in field_names(schema) if is_dataclass(schema) else ():
+            if name not in section._content:
+                yield f"{full}.{name}" if full else name
+
+
+def from_omegaconf(error: OmegaConfBaseException, key: str = "", where: str = "") -> ConfigError:
+    """key: the section that was checked, when it is not the root. where: the file it stands in, as ` (in x.yaml)`."""
+    own = str(error.full_key or "")
+    full = f"{key}.{own}" if key and own else key or own or "configuration"
+    if isinstance(error, (ConfigKeyError, ConfigAttributeError)):
+        parent = error.parent_node
+        known = [] if parent is None else list(parent.keys())
+        found = unknown(full, known, leaves(parent._get_root()) if parent is not None and not key else ())
+    elif isinstance(error, InterpolationKeyError):
+        missing = re.search(r"Interpolation key '(.*?)'", str(error))
+        what = f"refers to ${{{missing[1] if missing else ''}}}, which does not exist"
+        found = ConfigError(full, what, "name an existing key")
+    else:
+        found = ConfigError(full, *_value(str(error).partition("\n")[0], error))
+    return ConfigError(found.key, found.what + where, found.fix)
+
+
+def _value(message: str, error: OmegaConfBaseException) -> tuple[str, str]:
+    """(what, fix) of a value of the wrong type, from omegaconf's message."""
+    if match := re.match(r"Value '(.*)' of type '.*' could not be converted to (\w+)", message, re.DOTALL):
+        return f"{match[1]!r} has the wrong type", f"give {KINDS.get(match[2], match[2])}"
+    if match := re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", message, re.DOTALL):
+        return f"there is no {match[1]!r}", suggest(match[1], match[2].split(", "))
+    if match := re.match(r"Value '(.*)' is not a valid bool", message, re.DOTALL):
+        return f"{match[1]!r} has the wrong type", "give true or false"
+    if "not Optional" in message or "Non optional" in message:
+        return "is null", "give a value"
+    if "not a ListConfig" in message or "to List" in message:
+        return "is no list", "give a list, [a,b]"
+    if match := re.match(r"Cannot assign (\w+) to Dict", message):
+        return f"is of type {match[1]}", "give a mapping, {name: value}"
+    if match := re.search(r"is not a subclass of \w+(?:\. value: (.*))?", message, re.DOTALL):
+        what = f"is {match[1] or 'no section'}"
+        return what, f"it is a section: give its fields one by one, {error.full_key}.FIELD=VALUE"
+    return message, f"see {type(error).__name__} in omegaconf's documentation"

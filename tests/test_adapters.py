@@ -1,0 +1,434 @@
+"""What is trained, adapters on real network classes, and saved results that plain diffusers and transformers load."""
+
+import json
+
+import pytest
+import torch
+from diffusers import FluxPipeline, FluxTransformer2DModel, PixArtTransformer2DModel
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import BertConfig, BertModel
+
+from flowrun.adapters import Config, attach, save_trained, trained_names, trained_parameters, unwrapped
+from flowrun.config import ConfigError, Failure
+from flowrun.registry import checked
+
+LORA = {
+    "kind": "lora",
+    "lora_base_model": ["transformer"],
+    "targets": ["to_q", "to_v"],
+    "rank": 4,
+    "alpha": 8.0,
+    "dropout": 0.0,
+    "init_from": None,
+}
+NONE = {
+    "kind": "none",
+    "lora_base_model": [],
+    "targets": "auto",
+    "rank": None,
+    "alpha": None,
+    "dropout": None,
+    "init_from": None,
+}
+FILE = "pytorch_lora_weights.safetensors"
+
+
+def config(**changes):
+    return checked("adapter", Config, LORA | changes)
+
+
+def none(**changes):
+    return checked("adapter", Config, NONE | changes)
+
+
+def flux(seed=0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=4,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=16,
+            pooled_projection_dim=8,
+            guidance_embeds=False,
+            axes_dims_rope=[4, 6, 6],
+        )
+
+
+def bert():
+    return BertModel(
+        BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=11)
+    )
+
+
+@torch.no_grad()
+def output(model):
+    g = torch.Generator().manual_seed(3)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g)
+
+    return model(
+        hidden_states=draw(2, 4, 4),
+        encoder_hidden_states=draw(2, 3, 16),
+        pooled_projections=draw(2, 8),
+        timestep=torch.tensor([0.2, 0.7]),
+        img_ids=torch.zeros(4, 3),
+        txt_ids=torch.zeros(3, 3),
+        return_dict=False,
+    )[0]
+
+
+def shake(parameters, seed=1):
+    """Stands in for training: no adapter weight stays at its start."""
+    g = torch.Generator().manual_seed(seed)
+    for parameter in parameters.values():
+        parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=g))
+
+
+def lora_model(dtype=torch.float32, seed=0, **changes):
+    model = flux().to(dtype)
+    attach({"transformer": model}, [], config(**changes), {"transformer": ["to_q", "to_k"]}, seed)
+    return model
+
+
+def refusal(act):
+    with pytest.raises(ConfigError) as caught:
+        act()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- what is trained
+
+
+def test_a_whole_component_is_trained_and_everything_else_is_frozen():
+    models = {"transformer": flux(), "text_encoder": bert()}
+    attach(models, ["transformer"], none(), {}, 0)
+    wanted = {f"transformer.{name}": p for name, p in models["transformer"].named_parameters()}
+    found = trained_parameters(models)
+    assert found.keys() == wanted.keys() and all(found[name] is wanted[name] for name in wanted)
+    assert not any(p.requires_grad for p in models["text_encoder"].parameters())
+    assert models["transformer"].training and not models["text_encoder"].training
+
+
+def test_a_dotted_name_trains_that_part_only():
+    models = {"transformer": flux()}
+    attach(models, ["transformer.single_transformer_blocks.1", "transformer.proj_out"], none(), {}, 0)
+    names = set(trained_parameters(models))
+    assert names == {
+        f"transformer.{name}"
+        for name, _ in models["transformer"].named_parameters()
+        if name.startswith(("single_transformer_blocks.1.", "proj_out."))
+    }
+    assert (
+        "transformer.proj_out.weight" in names and "transformer.single_transformer_blocks.1.attn.to_q.weight" in names
+    )
+
+
+def test_whole_numbers_are_no_trained_parameters():
+    model = nn.Linear(2, 2)
+    model.table = nn.Parameter(torch.arange(3), requires_grad=False)
+    attach({"m": model}, ["m"], none(), {}, 0)
+    assert list(trained_parameters({"m": model})) == ["m.weight", "m.bias"]
+
+
+def test_trained_names_are_the_whole_ones_and_the_adapters():
+    both = config(lora_base_model=["text_encoder"])
+    assert trained_names(["transformer.proj_out"], both, ["transformer", "text_encoder"]) == (
+        "transformer.proj_out",
+        "text_encoder",
+    )
+
+
+@pytest.mark.parametrize("trainable, adapter, words", [
+    (["transfomer"], none(), ["task.trainable_models", "transfomer is no component", "near: transformer"]),
+    (["vae"], none(), ["vae is no component", "text_encoder, transformer"]),
+    ([], config(lora_base_model=["unet"]), ["adapter.lora_base_model", "unet is no component"]),
+    (["transformer"], config(), ["task.trainable_models", "transformer is also in adapter.lora_base_model"]),
+    (["transformer.proj_out"], config(), ["transformer is also in adapter.lora_base_model"]),
+    ([], none(), ["task.trainable_models", "is empty and there is no adapter"]),
+])  # fmt: skip
+def test_wrong_trained_names_are_refused_without_a_model(trainable, adapter, words):
+    text = refusal(lambda: trained_names(trainable, adapter, ["transformer", "text_encoder"]))
+    assert all(word in text for word in words), text
+
+
+def test_a_part_that_does_not_exist_is_refused_with_near_names():
+    text = refusal(lambda: attach({"transformer": flux()}, ["transformer.proj_ou"], none(), {}, 0))
+    assert "there is no transformer.proj_ou" in text and "near: transformer.proj_out" in text
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"rank": 0}, ["adapter.rank", "at least 1"]),
+    ({"rank": None}, ["adapter.rank", "is None"]),
+    ({"alpha": 0.0}, ["adapter.alpha", "no effect"]),
+    ({"dropout": 1.0}, ["adapter.dropout", "no effect"]),
+    ({"lora_base_model": []}, ["adapter.lora_base_model", "is empty"]),
+    ({"targets": "to_q"}, ["adapter.targets", "auto or a list"]),
+    ({"targets": []}, ["adapter.targets", "auto or a list"]),
+    ({"targets": [1]}, ["adapter.targets", "auto or a list"]),
+    ({"kind": "dora"}, ["adapter.kind", "dora"]),
+    ({"kind": "none"}, ["adapter.lora_base_model", "adapter.kind=none does not use", "adapter=lora"]),
+    ({"kind": "none", "lora_base_model": []}, ["adapter.rank", "adapter.kind=none does not use"]),
+])  # fmt: skip
+def test_settings_that_cannot_be_or_have_no_effect_are_refused(changes, words):
+    text = refusal(lambda: config(**changes))
+    assert all(word in text for word in words), text
+
+
+def test_narrow_trained_weights_are_warned_about(caplog):
+    attach({"transformer": flux().bfloat16()}, ["transformer"], none(), {}, 0)
+    assert "trained weights are torch.bfloat16" in caplog.text
+
+
+# ---- adapters
+
+
+def test_an_adapter_changes_nothing_at_first_and_only_it_is_trained():
+    model = lora_model()
+    assert torch.equal(output(model), output(flux()))
+    names = list(trained_parameters({"transformer": model}))
+    blocks = 3  # one double, two single
+    assert len(names) == 2 * 2 * blocks and all(".lora_A." in name or ".lora_B." in name for name in names)
+
+
+def test_the_adapter_adds_alpha_over_rank_times_its_product():
+    model = lora_model(rank=4, alpha=8.0)
+    shake(trained_parameters({"transformer": model}))
+    layer, x = model.single_transformer_blocks[0].attn.to_q, torch.randn(3, 32)
+    wanted = (
+        nn.functional.linear(x, layer.base_layer.weight, layer.base_layer.bias)
+        + 8 / 4 * x @ layer.lora_A["default"].weight.T @ layer.lora_B["default"].weight.T
+    )
+    assert torch.allclose(layer(x), wanted, rtol=0, atol=1e-5)
+
+
+def test_the_start_derives_from_the_seed_and_the_component_and_leaves_the_global_generator_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = trained_parameters({"transformer": lora_model(seed=5)})
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    second, other = ({**trained_parameters({"transformer": lora_model(seed=seed)})} for seed in (5, 6))
+    a = [name for name in first if "lora_A" in name]
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in a)
+
+
+def test_adapters_on_a_narrow_base_are_wide():
+    model = lora_model(torch.bfloat16)
+    assert {p.dtype for p in trained_parameters({"transformer": model}).values()} == {torch.float32}
+    assert model.proj_out.weight.dtype == torch.bfloat16
+
+
+def test_auto_means_the_pipelines_own_layers():
+    names = trained_parameters({"transformer": lora_model(targets="auto")})
+    assert {name.split(".lora_")[0].split(".")[-1] for name in names} == {"to_q", "to_k"}
+
+
+def test_networks_without_diffusers_adapter_support_take_them_too():
+    pixart = PixArtTransformer2DModel(
+        num_attention_heads=2,
+        attention_head_dim=8,
+        num_layers=1,
+        sample_size=4,
+        cross_attention_dim=16,
+        caption_channels=16,
+        norm_num_groups=1,
+        in_channels=4,
+        out_channels=4,
+    )
+    models = {"transformer": pixart, "text_encoder": bert()}
+    attach(models, [], config(lora_base_model=list(models), targets=["to_q", "query"]), {}, 0)
+    names = list(trained_parameters(models))
+    assert any(n.startswith("transformer.") and ".to_q.lora_A." in n for n in names)
+    assert any(n.startswith("text_encoder.") and ".query.lora_A." in n for n in names)
+    assert all(".lora_" in n for n in names)
+    models["text_encoder"](torch.tensor([[1, 2]])).last_hidden_state.sum().backward()
+    used = [n for n, p in trained_parameters(models).items() if n.startswith("text_encoder") and p.grad is not None]
+    assert len(used) == 2
+
+
+def test_parameters_that_get_no_gradient_do_not_disturb_clipping_and_updates():
+    model = lora_model()
+    parameters = trained_parameters({"transformer": model})
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    model.transformer_blocks[0].attn.to_q(torch.randn(2, 32)).square().sum().backward()
+    optimizer = torch.optim.AdamW(parameters.values(), lr=0.1, weight_decay=0.0)
+    torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
+    optimizer.step()
+    moved = {name for name, p in parameters.items() if not torch.equal(p, before[name])}
+    # A's gradient is zero while B is.
+    assert moved == {"transformer.transformer_blocks.0.attn.to_q.lora_B.default.weight"}
+
+
+@pytest.mark.parametrize("targets, words", [
+    (["to_qq"], ["adapter.targets", "to_qq matches no layer of transformer", "near:", "to_q"]),
+    (["to_q", "to_vv"], ["to_vv matches no layer", "to_v"]),
+    (["o_q"], ["o_q matches no layer"]),
+    (["attn"], ["adapter.targets", "transformer: Target module FluxAttention", "name linear"]),
+])  # fmt: skip
+def test_targets_that_match_nothing_are_refused_with_near_names(targets, words):
+    text = refusal(lambda: lora_model(targets=targets))
+    assert all(word in text for word in words), text
+
+
+def test_each_component_needs_a_target_of_its_own():
+    models = {"transformer": flux(), "text_encoder": bert()}
+    text = refusal(lambda: attach(models, [], config(lora_base_model=list(models), targets=["to_q"]), {}, 0))
+    assert "none of them is a layer of text_encoder" in text
+
+
+def test_auto_without_a_list_is_refused():
+    text = refusal(lambda: attach({"transformer": flux()}, [], config(targets="auto"), {}, 0))
+    assert "auto: the pipeline lists no layers for transformer" in text
+
+
+# ---- saved results
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A trained adapter (alpha twice the rank), saved; and its network."""
+    model = lora_model()
+    shake(trained_parameters({"transformer": model}))
+    (file,) = save_trained(tmp_path, {"transformer": model}, [], config())
+    assert file == tmp_path / FILE
+    return model.eval()
+
+
+def test_plain_diffusers_loads_the_adapter_with_the_same_output(trained, tmp_path):
+    assert (output(trained) - output(flux())).abs().max() > 1e-3
+    fresh = flux()
+    fresh.load_lora_adapter(tmp_path, prefix="transformer", use_safetensors=True)
+    assert torch.equal(output(fresh), output(trained))
+    (adapter,) = fresh.peft_config.values()
+    assert (adapter.r, adapter.lora_alpha) == (4, 8)
+    assert {p.name for p in tmp_path.iterdir()} == {FILE}
+
+
+def test_a_plain_diffusers_pipeline_loads_the_adapter_with_the_same_output(trained, tmp_path):
+    fresh = FluxPipeline(
+        scheduler=None,
+        vae=None,
+        text_encoder=None,
+        tokenizer=None,
+        text_encoder_2=None,
+        tokenizer_2=None,
+        transformer=flux(),
+    )
+    fresh.load_lora_weights(tmp_path, weight_name=FILE)
+    assert torch.equal(output(fresh.transformer), output(trained))
+
+
+def test_a_text_encoders_adapter_is_saved_beside_the_networks(tmp_path):
+    models = {"transformer": flux(), "text_encoder": bert()}
+    both = config(lora_base_model=list(models), targets=["to_q", "query"])
+    attach(models, [], both, {}, 0)
+    save_trained(tmp_path, models, [], both)
+    keys = load_file(tmp_path / FILE)
+    assert "text_encoder.encoder.layer.0.attention.self.query.lora_A.weight" in keys
+    assert "transformer.transformer_blocks.0.attn.to_q.lora_B.weight" in keys
+
+
+def test_wrappers_leave_no_trace_in_names(trained, tmp_path):
+    wrapped = {"transformer": nn.DataParallel(trained)}
+    assert unwrapped(wrapped["transformer"]) is trained
+    assert list(trained_parameters(wrapped)) == list(trained_parameters({"transformer": trained}))
+    (tmp_path / "w").mkdir()
+    save_trained(tmp_path / "w", wrapped, [], config())
+    plain, other = load_file(tmp_path / FILE), load_file(tmp_path / "w" / FILE)
+    assert plain.keys() == other.keys() and all(torch.equal(plain[key], other[key]) for key in plain)
+    assert unwrapped(torch.compile(trained)) is trained
+
+
+def test_a_whole_component_is_saved_for_from_pretrained(tmp_path):
+    model = flux()
+    attach({"transformer": model}, ["transformer.proj_out"], none(), {}, 0)
+    shake(trained_parameters({"transformer": model}))
+    for _ in range(2):  # the second replaces the first
+        assert save_trained(tmp_path, {"transformer": model}, ["transformer.proj_out"], none()) == [
+            tmp_path / "transformer"
+        ]
+    again = FluxTransformer2DModel.from_pretrained(tmp_path / "transformer")
+    assert torch.equal(output(again), output(model.eval()))
+    assert {p.name for p in tmp_path.iterdir()} == {"transformer"}
+
+
+def test_a_full_disk_keeps_the_earlier_result(trained, tmp_path, monkeypatch):
+    import errno
+
+    from diffusers.loaders.lora_base import LoraBaseMixin
+
+    before = (tmp_path / FILE).read_bytes()
+
+    def full(**_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LoraBaseMixin, "write_lora_layers", full)
+    with pytest.raises(Failure, match="disk was full while saving the trained weights"):
+        save_trained(tmp_path, {"transformer": trained}, [], config())
+    assert (tmp_path / FILE).read_bytes() == before
+    assert {p.name for p in tmp_path.iterdir()} == {FILE}
+
+
+# ---- starting from a saved adapter
+
+
+@pytest.mark.parametrize("whole_file", [True, False])
+def test_training_starts_from_a_saved_adapter(trained, tmp_path, whole_file):
+    path = tmp_path / FILE if whole_file else tmp_path
+    again = lora_model(init_from=str(path))
+    assert torch.equal(output(again.eval()), output(trained))
+    assert len(trained_parameters({"transformer": again})) == 12
+
+
+@pytest.mark.parametrize("rename", [
+    lambda key: key.removeprefix("transformer."),
+    lambda key: key.replace("lora_A.weight", "lora_A.mine.weight").replace("lora_B.weight", "lora_B.mine.weight"),
+    lambda key: key.replace("transformer.", "transformer.base_model.model.", 1),
+    lambda key: "module." + key,
+])  # fmt: skip
+def test_names_of_other_savers_are_understood(trained, tmp_path, caplog, rename):
+    save_file({rename(key): value for key, value in load_file(tmp_path / FILE).items()}, tmp_path / "other.safetensors")
+    again = lora_model(init_from=str(tmp_path / "other.safetensors"))
+    assert torch.equal(output(again.eval()), output(trained))
+    assert "does not record its alpha; adapter.alpha=8 is used" in caplog.text
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"rank": 16}, ["adapter.rank", "is 16", "made with 4", "set adapter.rank=4"]),
+    ({"alpha": 4.0}, ["adapter.alpha", "is 4", "made with 8"]),
+    ({"targets": ["to_q"]}, ["adapter.init_from", "also has", "to_v", "6 such"]),
+    ({"targets": ["to_q", "to_k", "to_v"]}, ["adapter.init_from", "has no", "to_k", "6 such"]),
+    ({"init_from": "/nowhere"}, ["adapter.init_from", "there is no file /nowhere"]),
+])  # fmt: skip
+def test_an_adapter_that_does_not_fit_is_refused_in_one_line(trained, tmp_path, changes, words):
+    text = refusal(lambda: lora_model(**({"init_from": str(tmp_path)} | changes)))
+    assert all(word in text for word in words), text
+
+
+def test_a_file_that_is_no_adapter_is_refused(tmp_path):
+    (tmp_path / FILE).write_bytes(b"\0" * 100)
+    assert "is no safetensors file" in refusal(lambda: lora_model(init_from=str(tmp_path)))
+
+
+def test_an_adapter_of_another_width_is_refused(trained, tmp_path):
+    tensors = load_file(tmp_path / FILE)
+    tensors["transformer.transformer_blocks.0.attn.to_q.lora_B.weight"] = torch.zeros(7, 4)
+    save_file(tensors, tmp_path / FILE)
+    text = refusal(lambda: lora_model(init_from=str(tmp_path)))
+    assert "[7, 4]" in text and "[32, 4]" in text
+
+
+def test_the_recorded_layout_is_plain_json(trained, tmp_path):
+    from safetensors import safe_open
+
+    with safe_open(tmp_path / FILE, "pt") as handle:
+        layout = json.loads(handle.metadata()["lora_adapter_metadata"])
+    assert layout["transformer.r"] == 4 and layout["transformer.lora_alpha"] == 8

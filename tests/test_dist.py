@@ -1,0 +1,178 @@
+"""One process and two, device and precision. The two-process checks share one launch."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from flowrun.config import ConfigError, Failure, Precision
+from flowrun.dist import make_dist
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+
+@pytest.fixture
+def dist():
+    made = make_dist(Precision.fp32)
+    yield made
+    made.close()
+
+
+def net():
+    model = nn.Linear(3, 1, bias=False)
+    model.weight.data = torch.tensor([[1.0, -2.0, 2.0]])
+    return model
+
+
+def test_one_process_is_the_main_one_and_wraps_nothing(dist):
+    model = net()
+    assert (dist.rank, dist.world, dist.is_main, dist.device.type) == (0, 1, True, "cpu")
+    assert dist.prepare(model) is model and dist.unwrap(model) is model
+    assert dist.any(True) and not dist.any(False)
+    assert dist.sum(torch.tensor([2.0, 3.0])).tolist() == [2.0, 3.0]
+    assert not dist.scales_gradients and dist.state() == {}
+
+
+@pytest.mark.parametrize("most, left", [(None, [3.0, 4.0, 0.0]), (10.0, [3.0, 4.0, 0.0]), (1.0, [0.6, 0.8, 0.0])])
+def test_clipping_scales_the_whole_gradient_and_tells_its_norm(dist, most, left):
+    model, unused = net(), nn.Parameter(torch.ones(2))
+    dist.backward((model.weight * torch.tensor([[3.0, 4.0, 0.0]])).sum())
+    optimizer = torch.optim.SGD([model.weight, unused], lr=1.0)
+    assert dist.clip(optimizer, [model.weight, unused], most) == pytest.approx(5.0)
+    assert model.weight.grad[0].tolist() == pytest.approx(left, abs=1e-6)
+    assert dist.step(optimizer)
+    assert model.weight[0].tolist() == pytest.approx([1 - left[0], -2 - left[1], 2 - left[2]], abs=1e-6)
+    assert unused.tolist() == [1.0, 1.0]
+
+
+def test_precisions_follow_one_another_in_a_process():
+    for precision, wanted in ((Precision.bf16, torch.bfloat16), (Precision.fp32, torch.float32)) * 2:
+        made = make_dist(precision)
+        with made.autocast():
+            assert net()(torch.ones(1, 3)).dtype == wanted
+        made.close()
+
+
+def test_half_precision_without_a_gpu_is_refused_with_what_to_use():
+    with pytest.raises(ConfigError, match=r"^precision: fp16 needs a GPU and there is none; use bf16 or fp32$"):
+        make_dist(Precision.fp16)
+    make_dist(Precision.fp32).close()
+
+
+def test_missing_processes_are_noticed():
+    with pytest.raises(Failure, match="2 processes were asked for and 1 are connected"):
+        make_dist(Precision.fp32, processes=2)
+    make_dist(Precision.fp32).close()
+
+
+def test_an_overflow_skips_the_update_and_lowers_the_factor(dist):
+    """fp16's scaler works on the CPU too; only accelerate reserves it for GPUs."""
+    dist._accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def update(factor):
+        optimizer.zero_grad()
+        dist.backward((model.weight * torch.tensor([[factor, 0.0, 0.0]])).sum())
+        return dist.clip(optimizer, model.parameters(), None), dist.step(optimizer)
+
+    norm, done = update(0.5)
+    assert norm == pytest.approx(0.5) and done and model.weight[0].tolist() == [0.5, -2.0, 2.0]
+    assert dist.state()["scale"] == 2048
+    norm, done = update(float("inf"))
+    assert not done and model.weight[0].tolist() == [0.5, -2.0, 2.0]
+    assert dist.state()["scale"] == 1024 and dist.scales_gradients
+    state = json.loads(json.dumps(dist.state()))
+    dist._accelerator.scaler = torch.amp.GradScaler("cpu")
+    dist.load_state(state)
+    assert dist.state() == state
+
+
+def test_accelerate_is_imported_in_one_file():
+    users = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "flowrun").rglob("*.py")
+        if any(
+            line.split()[:2] in (["import", "accelerate"], ["from", "accelerate"])
+            or line.startswith("from accelerate.")
+            for line in path.read_text().splitlines()
+        )
+    ]
+    assert users == ["flowrun/dist.py"]
+
+
+def rank():
+    """Runs on each of two processes; every rank writes what it saw."""
+    dist = make_dist(Precision.fp32, processes=2)
+    model = nn.ModuleDict({"used": net(), "unused": nn.Linear(2, 2)})
+    wrapped = dist.prepare(Two(model))
+    frozen = net().requires_grad_(False)
+    seen = {
+        "world": dist.world,
+        "main": dist.is_main,
+        "frozen": dist.prepare(frozen) is frozen,
+        "unwrapped": dist.unwrap(wrapped).model is model,
+    }
+    # Rank r sees rows of value r + 1, in two micro-batches; the mean gradient over ranks is 2 * (1 + 2) / 2.
+    for micro in range(2):
+        with dist.syncing(wrapped, last=micro == 1):
+            dist.backward(wrapped(torch.full((1, 3), dist.rank + 1.0)).sum())
+        seen[f"gradient{micro}"] = model["used"].weight.grad[0].tolist()
+    seen["any"] = [dist.any(dist.rank == 1), dist.any(False)]
+    seen["sum"] = float(dist.sum(torch.tensor(dist.rank + 1.0)))
+    dist.wait()
+    dist.close()
+    Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(seen))
+
+
+class Two(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model["used"](x)
+
+
+def test_two_processes_average_gradients_agree_on_stopping_and_wrap_only_what_is_trained(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = os.environ | {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "PYTHONPATH": str(ROOT),
+    }
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, str(tmp_path)], env=common | {"RANK": str(r), "LOCAL_RANK": str(r)})
+        for r in range(2)
+    ]
+    assert [process.wait(timeout=120) for process in ranks] == [0, 0]
+    for r in range(2):
+        seen = json.loads((tmp_path / f"{r}.json").read_text())
+        assert seen == {
+            "world": 2,
+            "main": r == 0,
+            "frozen": True,
+            "unwrapped": True,
+            "any": [True, False],
+            "sum": 3.0,
+            "gradient0": [r + 1.0] * 3,
+            "gradient1": [3.0] * 3,
+        }
+
+
+if __name__ == "__main__":
+    rank()
