@@ -135,7 +135,8 @@ def _composition(error: Exception, options: dict[str, list[str]]) -> ConfigError
     where = f" (in {file[1]}.yaml)" if file else ""
     inner = error.__cause__ or error.__context__
     if isinstance(inner, OmegaConfBaseException):
-        found = from_omegaconf(inner, where=where)
+        override = re.match(r"Error merging override [+~]*(.*?)=", message)
+        found = from_omegaconf(inner, name=override[1] if override else "", where=where)
         if file and found.key == file[1].partition("/")[0]:
             return ConfigError(f"{file[1]}.yaml", "does not say where its keys belong",
                                "its first line must be `# @package _global_`, and its keys those of a run")  # fmt: skip

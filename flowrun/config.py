@@ -73,7 +73,7 @@ class Verify(Enum):
 
 def _at_least(key: str, value: float | None, least: float) -> None:
     if value is not None and not value >= least:  # written so that NaN is refused too
-        raise ConfigError(key, f"is {value}", f"must be at least {least}")
+        raise ConfigError(key, f"is {value}", f"must be at least {least:g}")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -102,6 +102,13 @@ class Dist:
         """Sum over the processes, on each of them; the same shape."""
         return values if self.world == 1 else self._accelerator.reduce(values, "sum")
 
+    def sum_each(self, values: dict[str, float]) -> dict[str, float]:
+        """Sums over the processes by name; all processes must have the same names."""
+        if self.world == 1:
+            return values
+        total = self.sum(torch.tensor(list(values.values()), dtype=torch.float32, device=self.device))
+        return dict(zip(values, total.tolist(), strict=True))
+
     def share(self, value: T) -> T:
         """The first process's `value`, on each of them. Any picklable object."""
         return value if self.world == 1 else broadcast_object_list([value])[0]

@@ -96,13 +96,17 @@ def checked(key: str, schema: type, node: Any, others: Collection[str] = ()) -> 
     for name in node:
         if name not in names:
             raise unknown(f"{key}.{name}", names)
+    own = {name: value for name, value in node.items() if name in field_names(schema)}
+    at = ""  # some of omegaconf's errors do not say which field they are about
     try:
-        own = {name: value for name, value in node.items() if name not in others}
-        merged = OmegaConf.merge(OmegaConf.structured(schema), own)
+        merged = OmegaConf.structured(schema)
+        for at in own:
+            merged = OmegaConf.merge(merged, {at: own[at]})
+        at = ""
         check_fields(merged, key)
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise from_omegaconf(error, key) from error
+        raise from_omegaconf(error, key, at) from error
 
 
 def common(key: str, schema: type, node: Any) -> Any:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 
-from flowrun import adapters, tracking
+from flowrun import adapters, rundir, tracking
 from flowrun.algorithms import Algorithm
 from flowrun.batches import Batches
 from flowrun.compose import compose
@@ -84,6 +84,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
 
     Raises ConfigError for settings, DataError for data."""
     run = run if isinstance(run, Run) else compose(run)
+    _refuse_accelerators(run)
+    rundir.named(run)
     task = common("task", Task, run.task)
     pipeline, algorithm, source = _pipeline(run), _algorithm(run, task), _source(run)
     adapter = checked("adapter", adapters.Config, run.adapter)
@@ -100,6 +102,13 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     prompts = Prompts(run.sample.prompts, guided=run.sample.guidance != 1).rows()
     return Assembly(run, task, source, rows, prompts, pipeline, algorithm, adapter, trackers, trained, *parts, batches, stages,
                     steps, end, check_optimizer(run.optimizer, steps))
+
+
+def _refuse_accelerators(run: Run) -> None:
+    for slot in ("shared", "rollout"):
+        if getattr(run.acceleration, slot):
+            names = ", ".join(getattr(run.acceleration, slot))
+            raise ConfigError(f"acceleration.{slot}", f"names {names}, but this version has no accelerators", "leave it empty")
 
 
 def _pipeline(run: Run) -> Pipeline:

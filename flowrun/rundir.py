@@ -18,6 +18,7 @@ from flowrun.config import ConfigError, Run
 from flowrun.files import write_atomic
 from flowrun.graph import seed_of
 
+STAMP = "identity"  # file that holds the run's identity
 # What may differ between a run and its resumption: where, when and how it is watched, not what it computes.
 NOT_IDENTITY = ("run_id", "resume", "dry_run", "processes", "tracker", "stage")
 
@@ -77,13 +78,21 @@ def find(run: Run, stage: str) -> Path | None:
     if run.resume == "none":
         return None
     if run.resume != "auto":
-        named = Path(run.resume).absolute()
-        if not (named / "config.yaml").is_file():
-            raise ConfigError("resume", f"{named} holds no run", "give a run's directory, or auto, or none")
-        return named
+        return named(run)
     new = place(run, stage)
-    candidates = [new] if os.environ.get("FLOWRUN_RUN_DIR") else sorted(new.parent.glob("*"), reverse=True)
-    return next((path for path in candidates if _unfinished(path, identity(run)) and not _held(path)), None)
+    stamps = [new / STAMP] if os.environ.get("FLOWRUN_RUN_DIR") else new.parent.glob(f"*/{STAMP}")
+    newest_first = sorted((stamp for stamp in stamps if stamp.is_file()), key=lambda stamp: -stamp.stat().st_mtime_ns)
+    return next((stamp.parent for stamp in newest_first if _unfinished(stamp, identity(run)) and not _held(stamp.parent)), None)
+
+
+def named(run: Run) -> Path | None:
+    """The directory that `resume` names, None for auto and none. Raises ConfigError when it is no training run's."""
+    if run.resume in ("auto", "none"):
+        return None
+    path = Path(run.resume).absolute()
+    if not (path / "config.yaml").is_file():
+        raise ConfigError("resume", f"{path} holds no run", "give a run's directory, or auto, or none")
+    return path
 
 
 def open_run(run: Run, stage: str, resume_from: Path | None) -> RunDir:
@@ -97,14 +106,16 @@ def open_run(run: Run, stage: str, resume_from: Path | None) -> RunDir:
     if lock is None:
         raise ConfigError("resume", f"another process is using {path}", "wait for it, or start anew with resume=none")
     opened = RunDir(path, resumed=resume_from is not None, _lock=lock)
-    opened.save_text("config.yaml", OmegaConf.to_yaml(OmegaConf.structured(run)))
-    opened.save_text("identity", identity(run) + "\n")
+    config, text = path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(run))
+    if config.exists() and identity(run) != (path / STAMP).read_text().strip():
+        os.replace(config, path / f"config-before-{run.run_id}.yaml")
+    opened.save_text("config.yaml", text)
+    opened.save_text(STAMP, identity(run) + "\n")
     return opened
 
 
-def _unfinished(path: Path, wanted: str) -> bool:
-    stamp = path / "identity"
-    return stamp.is_file() and stamp.read_text().strip() == wanted and read_result(path).get("status") != "finished"
+def _unfinished(stamp: Path, wanted: str) -> bool:
+    return stamp.read_text().strip() == wanted and read_result(stamp.parent).get("status") != "finished"
 
 
 def _held(path: Path) -> bool:

@@ -108,10 +108,10 @@ def _removed(node: Container) -> Iterator[str]:
                 yield f"{full}.{name}" if full else name
 
 
-def from_omegaconf(error: OmegaConfBaseException, key: str = "", where: str = "") -> ConfigError:
-    """key: the section that was checked, when it is not the root. where: the file it stands in, as ` (in x.yaml)`."""
-    own = str(error.full_key or "")
-    full = f"{key}.{own}" if key and own else key or own or "configuration"
+def from_omegaconf(error: OmegaConfBaseException, key: str = "", name: str = "", where: str = "") -> ConfigError:
+    """key: the section that was checked, when it is not the root. name: the setting in it, for errors that do not say.
+    where: the file it stands in, as ` (in x.yaml)`."""
+    full = ".".join(part for part in (key, str(error.full_key or name)) if part) or "configuration"
     if isinstance(error, (ConfigKeyError, ConfigAttributeError)):
         parent = error.parent_node
         known = [] if parent is None else list(parent.keys())
@@ -121,25 +121,33 @@ def from_omegaconf(error: OmegaConfBaseException, key: str = "", where: str = ""
         what = f"refers to ${{{missing[1] if missing else ''}}}, which does not exist"
         found = ConfigError(full, what, "name an existing key")
     else:
-        found = ConfigError(full, *_value(str(error).partition("\n")[0], error))
+        found = ConfigError(full, *_value(str(error).partition("\n")[0], full))
     return ConfigError(found.key, found.what + where, found.fix)
 
 
-def _value(message: str, error: OmegaConfBaseException) -> tuple[str, str]:
-    """(what, fix) of a value of the wrong type, from omegaconf's message."""
-    if match := re.match(r"Value '(.*)' of type '.*' could not be converted to (\w+)", message, re.DOTALL):
-        return f"{match[1]!r} has the wrong type", f"give {KINDS.get(match[2], match[2])}"
+WRONG_VALUE = (  # omegaconf's message -> (what, fix)
+    (r"Value '(?P<v>.*)' of type '.*' could not be converted to (?P<kind>\w+)", "{v!r} has the wrong type", "give {kind}"),
+    (r"Value '(?P<v>.*)' is not a valid bool", "{v!r} has the wrong type", "give true or false"),
+    (r"Cannot convert '\w+' to string: '(?P<v>.*)'$", "{v} has the wrong type", "give text"),
+    (r".*(not Optional|Non optional|Incompatible value 'None')", "is null", "give a value"),
+    (r".*(not a ListConfig|to List)", "is no list", "give a list, [a,b]"),
+    (r"Cannot merge DictConfig with ListConfig", "is a mapping where a list is needed, or a list for a mapping", "change it"),
+    (r"Cannot assign (?P<v>\w+) to Dict", "is of type {v}", "give a mapping, {{name: value}}"),
+    (r".* is not a subclass of (str|int|float|bool)\. value: (?P<v>.*)", "{v} has the wrong type", "give another value"),
+    (r".* is not a subclass of \w+\. value: (?P<v>.*)", "is {v}, not a section", "give its fields, {key}.FIELD=VALUE"),
+    (r".* does not support deletion", "cannot be removed", "give a value, or null where the setting admits it"),
+    (r".* is not a subclass of ", "is no section", "give its fields, {key}.FIELD=VALUE"),
+    (r".*Environment variable '(?P<v>.*)' not found", "needs the environment variable {v}, which is not set", "set it"),
+)
+
+
+def _value(message: str, key: str) -> tuple[str, str]:
+    """(what, fix) of a value of the wrong type."""
     if match := re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", message, re.DOTALL):
         return f"there is no {match[1]!r}", suggest(match[1], match[2].split(", "))
-    if match := re.match(r"Value '(.*)' is not a valid bool", message, re.DOTALL):
-        return f"{match[1]!r} has the wrong type", "give true or false"
-    if "not Optional" in message or "Non optional" in message:
-        return "is null", "give a value"
-    if "not a ListConfig" in message or "to List" in message:
-        return "is no list", "give a list, [a,b]"
-    if match := re.match(r"Cannot assign (\w+) to Dict", message):
-        return f"is of type {match[1]}", "give a mapping, {name: value}"
-    if match := re.search(r"is not a subclass of \w+(?:\. value: (.*))?", message, re.DOTALL):
-        what = f"is {match[1] or 'no section'}"
-        return what, f"it is a section: give its fields one by one, {error.full_key}.FIELD=VALUE"
-    return message, f"see {type(error).__name__} in omegaconf's documentation"
+    for pattern, what, fix in WRONG_VALUE:
+        if match := re.match(pattern, message, re.DOTALL):
+            found = match.groupdict()
+            found["kind"] = KINDS.get(found.get("kind", ""), "another value")
+            return what.format(**found), fix.format(**found, key=key)
+    return message, "see omegaconf's documentation"

@@ -142,7 +142,7 @@ def test_build_gives_a_typed_config(zoo, lion):
         ({"cage": {"width": 1.5, "bars": []}}, "animal.cage.width: '1.5' has the wrong type; give a whole number"),
         ({"cage": {"width": 1, "bars": [1, "x"]}}, "animal.cage.bars[1]: 'x' has the wrong type; give a number"),
         ({"cage": {"width": 1, "bars": 2}}, "animal.cage.bars: is no list; give a list"),
-        ({"cage": 3}, "animal.cage: is 3; it is a section"),
+        ({"cage": 3}, "animal.cage: is 3, not a section; give its fields, animal.cage.FIELD=VALUE"),
         ({"cage": {"width": 1}}, "animal.cage.bars: is not given; write animal.cage.bars=VALUE"),
         ({"food": "grass"}, "animal.food: there is no 'grass'; known: hay, meat"),
         ({"food": "maet"}, "animal.food: there is no 'maet'; did you mean meat?"),
@@ -156,7 +156,7 @@ def test_build_refuses_wrong_settings(zoo, lion, change, message):
 
 
 def test_build_names_all_that_is_missing(zoo, lion):
-    assert "animal.cage.bars, animal.cage.width, animal.food, animal.weight: are not given" in refused(
+    assert "animal.cage, animal.food, animal.weight: are not given" in refused(
         zoo.build, "animal", lion, {"name": "leo"}
     )
 

@@ -53,7 +53,7 @@ def _identity(process: Any) -> list[Any]:
     call = inspect.getattr_static(type(process), "__call__", None)
     if not isinstance(call, FunctionType):
         raise _NoSource(repr(process))
-    return ["object", _source(type(process)), _function(inspect.unwrap(call)), _plain_items(_attributes(process))]
+    return ["object", _class(type(process)), _function(inspect.unwrap(call)), _plain_items(_attributes(process))]
 
 
 def _function(function: FunctionType) -> list[Any]:
@@ -76,6 +76,13 @@ def _source(item: Any) -> str | None:
         return textwrap.dedent(inspect.getsource(item))
     except (OSError, TypeError):
         return None
+
+
+def _class(cls: type) -> Any:
+    """The source; where there is none, the code of the methods and the plain attributes."""
+    source = _source(cls)
+    own = {name: value for name, value in vars(cls).items() if isinstance(value, FunctionType) or not name.startswith("__")}
+    return _plain_items(own) if source is None else source
 
 
 def _compiled(code: CodeType) -> list[Any]:

@@ -6,24 +6,13 @@ declared reads and writes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
-from flowrun.graph.unit import Param, Unit
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """Two units in order that touch one parameter, at least one of them writing. kind: RAW, WAR or WAW."""
-
-    kind: str
-    param: Param
-    first: int
-    second: int
-
-    def __str__(self) -> str:
-        return f"{self.kind} {'.'.join(self.param)} {self.first}->{self.second}"
+from flowrun.graph.conflict import Conflict, conflicts
+from flowrun.graph.unit import EVERYTHING, Param, Unit
+from flowrun.graph.wanted import Wanted
 
 
 class Writers:
@@ -58,25 +47,30 @@ class Writers:
 
 
 class UnitGraph:
-    """units: in execution order; indices below are places in it."""
+    """units: in execution order; indices below are places in it.
+
+    Raises ValueError when two units that draw random numbers share a name, since draws are keyed by it."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self.units = tuple(units)
+        drawing = Counter(unit.name for unit in self.units if unit.random != "none")
+        for name in (name for name, count in drawing.items() if count > 1):
+            raise ValueError(f"unit {name}: {drawing[name]} units of this name draw random numbers, the same ones; rename")
 
     @cached_property
     def edges(self) -> tuple[tuple[int, int, Param], ...]:
-        """True dependences: (possible writer, reader, parameter)."""
+        """True dependences: (possible writer, reader, parameter). As many as there are pairs; splitters do without."""
         writers, found = Writers(), []
         for i, unit in enumerate(self.units):
-            reads = writers.params() if unit.is_barrier else unit.reads
-            found += [(w, i, param) for param in sorted(reads) for w in writers.of(param)]
+            reads = [EVERYTHING, *sorted(writers.params())] if unit.is_barrier else sorted(unit.reads)
+            found += [(w, i, param) for param in reads for w in writers.of(param)]
             writers.add(i, unit)
         return tuple(found)
 
     @cached_property
     def conflicts(self) -> tuple[Conflict, ...]:
         """Every ordered pair of units that must not change places, with the parameter and the kind."""
-        return tuple(self.conflicts_between(range(len(self.units)), range(len(self.units))))
+        return tuple(conflicts(self.units, range(len(self.units)), range(len(self.units))))
 
     @cached_property
     def chains(self) -> dict[Param, tuple[int, ...]]:
@@ -88,8 +82,10 @@ class UnitGraph:
         return {param: tuple(ids) for param, ids in found.items()}
 
     def related(self, trained: Collection[str]) -> set[int]:
-        """Units whose own computation calls a trained model (the seed of every split)."""
-        return {i for i, unit in enumerate(self.units) if any(same_branch(m, w) for m in unit.onload_model_names for w in trained)}
+        """Units whose own computation calls a trained model (the seed of every split). Raises TypeError for a bare string."""
+        if isinstance(trained, str):
+            raise TypeError(f"trained is the text {trained!r}; give a collection of names: [{trained!r}]")
+        return {i for i, unit in enumerate(self.units) if trained_models(unit, trained)}
 
     def gradient_units(self, trained: Collection[str]) -> set[int]:
         """Units that depend on a trained model, directly or through what they read: gradients flow through them."""
@@ -106,48 +102,14 @@ class UnitGraph:
                 spread.cover(i, unit)
         return found
 
-    def conflicts_between(self, firsts: Collection[int], seconds: Collection[int]) -> Iterator[Conflict]:
-        """Conflicts of an earlier unit of `firsts` with a later one of `seconds`."""
-        readers: dict[Param, list[int]] = {}
-        writers: dict[Param, list[int]] = {}
-        barriers: list[int] = []
-        everything = ("*", "*")
-        for j, unit in enumerate(self.units):
-            if j in seconds:
-                for b in barriers:
-                    yield Conflict("RAW", everything, b, j)
-                if unit.is_barrier:
-                    yield from (Conflict("RAW", everything, i, j) for i in sorted({*sum(writers.values(), []), *sum(readers.values(), [])}))
-                for param in sorted(unit.reads):
-                    yield from (Conflict("RAW", param, i, j) for i in writers.get(param, ()))
-                for param in sorted(unit.writes):
-                    yield from (Conflict("WAR", param, i, j) for i in readers.get(param, ()))
-                    yield from (Conflict("WAW", param, i, j) for i in writers.get(param, ()))
-            if j in firsts:
-                barriers += [j] * unit.is_barrier
-                for param in unit.reads:
-                    readers.setdefault(param, []).append(j)
-                for param in unit.writes:
-                    writers.setdefault(param, []).append(j)
-
-    def needed_for(self, wanted: Collection[Param]) -> set[int]:
-        """Units on which the final values of `wanted` depend: what must run when only these are asked for."""
-        writers = Writers()
-        for i, unit in enumerate(self.units):
-            writers.add(i, unit)
-        return self.ancestors({w for param in wanted for w in writers.of(param)})
-
-    def ancestors(self, start: Collection[int]) -> set[int]:
-        """`start` and every unit on which one of them depends, over true dependences."""
-        writers, found = Writers(), set(start)
-        sources: list[set[int]] = []
-        for i, unit in enumerate(self.units):
-            reads = writers.params() if unit.is_barrier else unit.reads
-            sources.append({w for param in reads for w in writers.of(param)})
-            writers.add(i, unit)
+    def needed_for(self, wanted: Collection[Param] | None, roots: Collection[int] = ()) -> set[int]:
+        """Units that must run so that the final values of `wanted` (None: all) and what `roots` return are right."""
+        later, found = Wanted(wanted), set()
         for i in reversed(range(len(self.units))):
-            if i in found:
-                found |= sources[i]
+            unit = self.units[i]
+            if i in roots or (bool(later) if unit.is_barrier else not later.isdisjoint(unit.writes)):
+                found.add(i)
+                later.before(unit)
         return found
 
 
@@ -158,11 +120,11 @@ class Spread:
         self._written: dict[Param, int] = {}  # latest write by the set
         self._covered: dict[Param, int] = {}  # latest certain write by another unit
         self._barrier = -1  # latest barrier in the set: it may have written anything
-        self._live: set[Param] = set()
+        self._held: set[Param] = set()
 
     def touches(self, unit: Unit) -> bool:
         if unit.is_barrier:
-            return bool(self._live) or self._barrier >= 0
+            return bool(self._held) or self._barrier >= 0
         return any(self.holds(param) for param in unit.reads)
 
     def holds(self, param: Param) -> bool:
@@ -172,13 +134,20 @@ class Spread:
         if unit.is_barrier:
             self._barrier = i
         self._written.update(dict.fromkeys(unit.writes, i))
-        self._live |= unit.writes
+        self._held |= unit.writes
 
     def cover(self, i: int, unit: Unit) -> None:
         self._covered.update(dict.fromkeys(unit.certain_writes, i))
-        self._live -= unit.certain_writes
+        self._held -= unit.certain_writes
+
+
+def trained_models(unit: Unit, trained: Collection[str]) -> list[str]:
+    """Those of the unit's models that are trained, wholly or in part, or belong to what is trained."""
+    return [model for model in unit.onload_model_names if any(same_branch(model, name) for name in trained)]
 
 
 def same_branch(model: str, trained: str) -> bool:
     """Attribute paths of which one lies inside the other: `dit` and `dit.blocks.3`. An empty path is every model."""
-    return not model or not trained or model == trained or model.startswith(f"{trained}.") or trained.startswith(f"{model}.")
+    if not model or not trained:
+        return True
+    return model == trained or model.startswith(f"{trained}.") or trained.startswith(f"{model}.")

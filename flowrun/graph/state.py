@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, contiguous_format
 
 from flowrun.graph.unit import Param
 
@@ -45,18 +44,18 @@ class Record:
     deleted: frozenset[Param] = frozenset()
 
 
-def canonical(value: Any) -> Any:
-    """The value in the form that it would have when read back from disk: every tensor contiguous, in memory of its own.
+def canonical(value: Any, gradient: bool = False) -> Any:
+    """The value in the form that it would have when read back from disk: plain containers, every tensor contiguous, in
+    aligned memory that holds its own elements only, and detached unless `gradient`.
 
     Networks round differently on misaligned or channels-last inputs, so this is what makes cached equal live."""
     if isinstance(value, Tensor):
-        return value if _own(value) else value.clone(memory_format=torch.contiguous_format)
+        return _tensor(value, gradient)
     if isinstance(value, dict):
-        return {key: canonical(item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(canonical, value))
+        return {key: canonical(item, gradient) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(canonical, value))
+        items = [canonical(item, gradient) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
@@ -68,9 +67,16 @@ def tensors(value: Any) -> list[Tensor]:
     return [tensor for item in items for tensor in tensors(item)]
 
 
+def _tensor(tensor: Tensor, gradient: bool) -> Tensor:
+    if not gradient and (tensor.requires_grad or type(tensor) is not Tensor):
+        tensor = tensor.detach()  # no_grad alone leaves a returned weight a Parameter that requires a gradient
+    return tensor if _own(tensor) else tensor.clone(memory_format=contiguous_format)
+
+
 def _own(tensor: Tensor) -> bool:
     return (
         tensor.is_contiguous()
         and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         and tensor.data_ptr() % ALIGNMENT == 0
+        and not tensor.is_inference()  # such a tensor has no version counter, so a later change could not be seen
     )

@@ -15,6 +15,7 @@ SCOPES = ("shared", "posi", "nega")
 RANDOM = ("none", "frozen", "per_epoch")
 
 Param = tuple[str, str]  # (scope, name)
+EVERYTHING: Param = ("*", "*")  # whatever a barrier reads or writes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,8 @@ class Unit:
     everything. may_write: `process` may return only some outputs, or None. random: none, frozen (one draw for ever) or
     per_epoch (a fresh one each time). version, settings: what the code is and how it is set, part of a cached value's key.
 
-    Raises TypeError for a bare string where names are wanted, ValueError for an unknown `random`.
+    Raises TypeError for a bare string where names are wanted, ValueError for an unknown `random` or flags that exclude
+    each other.
     """
 
     name: str
@@ -47,10 +49,9 @@ class Unit:
 
     def __post_init__(self) -> None:
         for name in ("input_params", "output_params", "onload_model_names"):
-            _check_names(self.name, name, getattr(self, name))
+            object.__setattr__(self, name, _names(self.name, name, getattr(self, name)))
         for name in ("input_params_posi", "input_params_nega"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise TypeError(f"unit {self.name}: {name} maps argument names to names of that scope, e.g. {{'prompt': 'prompt'}}")
+            _check_side(self.name, name, getattr(self, name))
         if self.random not in RANDOM:
             raise ValueError(f"unit {self.name}: random is {self.random!r}; one of {', '.join(RANDOM)}")
         if self.take_over and self.separate_cfg:
@@ -59,7 +60,8 @@ class Unit:
     @cached_property
     def is_barrier(self) -> bool:
         """Takes over and declares nothing: may read and write everything."""
-        return self.take_over and not (self.input_params or self.input_params_posi or self.input_params_nega or self.output_params)
+        declared = (self.input_params, self.input_params_posi, self.input_params_nega, self.output_params)
+        return self.take_over and not any(declared)
 
     @cached_property
     def reads(self) -> frozenset[Param]:
@@ -81,9 +83,18 @@ class Unit:
         return frozenset() if self.take_over or self.may_write else self.writes
 
 
-def _check_names(unit: str, field_name: str, value: Any) -> None:
-    if isinstance(value, str) or not isinstance(value, (tuple, list)):
-        raise TypeError(f"unit {unit}: {field_name} is {value!r}; give a tuple of names, with its comma: ({str(value)!r},)")
+def _names(unit: str, field_name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise TypeError(f"unit {unit}: {field_name} is the text {value!r}; give a tuple, with its comma: ({value!r},)")
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"unit {unit}: {field_name} is {value!r}; give a tuple of names, () for none")
     wrong = [item for item in value if not isinstance(item, str)]
     if wrong:
         raise TypeError(f"unit {unit}: {field_name} holds {wrong[0]!r}; names are strings")
+    return tuple(value)
+
+
+def _check_side(unit: str, field_name: str, value: Any) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(item, str) for pair in value.items() for item in pair):
+        fix = "map argument names to names of that scope, e.g. {'prompt': 'prompt'}"
+        raise TypeError(f"unit {unit}: {field_name} is {value!r}; {fix}")

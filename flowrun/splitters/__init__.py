@@ -10,16 +10,20 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from flowrun.config import ConfigError
-from flowrun.graph import Conflict, Param, Unit, UnitGraph
+from flowrun.graph import EVERYTHING, SCOPES, Conflict, Param, Unit, UnitGraph
+from flowrun.graph.conflict import conflicts
 from flowrun.registry import SPLITTERS
-from flowrun.splitters._liveness import EVERYTHING, kept_outputs, required
-from flowrun.splitters._reasons import reasons
+from flowrun.splitters._liveness import kept_outputs
+from flowrun.splitters._reasons import cached_reasons, live_reasons
 
 
 class Splitter(ABC):
-    """`sound`: for every list of units, a split by it computes what the unsplit run computes."""
+    """sound: for every list of units, a split by it computes what the unsplit run computes.
+
+    why: the reason given for a live unit that neither uses a trained model nor draws anew; empty: found unit by unit."""
 
     sound: bool = True
+    why: str = ""
 
     @abstractmethod
     def live(self, graph: UnitGraph, start: set[int]) -> set[int]:
@@ -31,7 +35,7 @@ class Split:
     """Indices are places in `units`.
 
     live, cached: a partition. needed: the cached units that have to run at all, since something kept depends on them.
-    kept: cached unit -> the parameters of it that are stored. frontier: all of those; a barrier's are ("*", "*").
+    kept: cached unit -> the parameters of it that are stored. frontier: all of those; a barrier's are EVERYTHING.
     models_cached, models_live: components whose weights each stage calls from units. hazards: conflicts that a splitter
     left standing (closure only). why: a reason for each unit, in English.
     """
@@ -48,43 +52,63 @@ class Split:
     why: dict[int, str]
 
 
-def split(name: str, units: Sequence[Unit], trained: Collection[str], live_out: Collection[str | Param] | None = None,
-          on_hazard: str = "refuse") -> Split:
+def split(
+    name: str,
+    units: Sequence[Unit],
+    trained: Collection[str],
+    live_out: Collection[str | Param] | None = None,
+    on_hazard: str = "refuse",
+) -> Split:
     """Split `units` for training the models `trained` (full or LoRA; attribute paths such as "dit.blocks.3" count).
 
     name: none, closure, ordered, replay, or pkg.module:Class. live_out: what is read after the last unit, a bare name in
     the shared scope, else (scope, name); None: everything. on_hazard: refuse | report (Split.hazards).
 
-    Raises ConfigError for an unknown splitter, and under `refuse` for a split that would not equal the unsplit run."""
+    Raises ConfigError for an unknown splitter, and under `refuse` for a split that would not equal the unsplit run;
+    TypeError and ValueError for wrong arguments."""
     splitter = SPLITTERS.find(name, "task.splitter")()
     if on_hazard not in ("refuse", "report"):
         raise ValueError(f"on_hazard is {on_hazard!r}; refuse or report")
-    graph = UnitGraph(units)
-    start = graph.related(trained) | {i for i, unit in enumerate(units) if unit.random == "per_epoch"}
+    wanted, graph = _params(live_out), UnitGraph(units)
+    start = graph.related(trained) | {i for i, unit in enumerate(graph.units) if unit.random == "per_epoch"}
     live = splitter.live(graph, start)
-    hazards = () if splitter.sound else tuple(graph.conflicts_between(live, set(range(len(units))) - live))
-    if hazards and on_hazard == "refuse":
-        raise _refusal(name, graph, hazards)
-    wanted = None if live_out is None else {("shared", item) if isinstance(item, str) else tuple(item) for item in live_out}
-    return _describe(graph, live, wanted, trained, hazards)
-
-
-def _describe(graph: UnitGraph, live: set[int], wanted: set[Param] | None, trained: Collection[str], hazards: tuple[Conflict, ...]) -> Split:
-    units = graph.units
-    kept = kept_outputs(units, live, wanted)
-    needed = required(units, live, kept)
+    found = () if splitter.sound else conflicts(graph.units, live, set(range(len(graph.units))) - live)
+    if on_hazard == "refuse":
+        for conflict in found:
+            raise _refusal(name, graph.units, conflict)
+    kept = kept_outputs(graph.units, live, wanted)
+    needed = _required(graph.units, live, kept)
     return Split(
-        units=units,
+        units=graph.units,
         live=tuple(sorted(live)),
-        cached=tuple(i for i in range(len(units)) if i not in live),
+        cached=tuple(i for i in range(len(graph.units)) if i not in live),
         needed=tuple(sorted(needed)),
         kept=kept,
         frontier=tuple(sorted({param for params in kept.values() for param in params})),
-        models_cached=_components(units, needed),
-        models_live=_components(units, live),
-        hazards=hazards,
-        why=reasons(units, live, needed, kept, trained),
+        models_cached=_components(graph.units, needed),
+        models_live=_components(graph.units, live),
+        hazards=tuple(found),
+        why=live_reasons(graph.units, live, trained, splitter.why) | cached_reasons(graph.units, live, needed, kept),
     )
+
+
+def _params(live_out: Collection[str | Param] | None) -> set[Param] | None:
+    if live_out is None:
+        return None
+    if isinstance(live_out, str):
+        raise TypeError(f"live_out is the text {live_out!r}; give a collection of names: [{live_out!r}]")
+    params = {("shared", item) if isinstance(item, str) else tuple(item) for item in live_out}
+    for param in params:
+        if len(param) != 2 or param[0] not in SCOPES:
+            raise ValueError(f"live_out holds {param}; give names or pairs (scope, name), scopes: {', '.join(SCOPES)}")
+    return params
+
+
+def _required(units: Sequence[Unit], live: Collection[int], kept: Collection[int]) -> set[int]:
+    """The cached units that keep something, and those on which they depend."""
+    cached = [i for i in range(len(units)) if i not in live]
+    roots = {place for place, i in enumerate(cached) if i in kept}
+    return {cached[place] for place in UnitGraph([units[i] for i in cached]).needed_for((), roots)}
 
 
 def _components(units: Sequence[Unit], chosen: Collection[int]) -> tuple[str, ...]:
@@ -92,12 +116,15 @@ def _components(units: Sequence[Unit], chosen: Collection[int]) -> tuple[str, ..
     return tuple(sorted({model.partition(".")[0] for i in chosen for model in units[i].onload_model_names}))
 
 
-def _refusal(name: str, graph: UnitGraph, hazards: tuple[Conflict, ...]) -> ConfigError:
-    kinds = {"RAW": "reads {p}, which {a} writes", "WAR": "writes {p} after {a} has read it", "WAW": "writes {p} after {a} has written it"}
-    first, second = (graph.units[i].name for i in (hazards[0].first, hazards[0].second))
-    story = kinds[hazards[0].kind].format(p=".".join(hazards[0].param), a=f"the live unit {first}")
-    more = f" (and {len(hazards) - 1} more conflicts)" if len(hazards) > 1 else ""
-    what = f"{name} would cache the unit {second}, which {story} ({hazards[0].kind}){more}: the split run would differ"
+def _refusal(name: str, units: Sequence[Unit], conflict: Conflict) -> ConfigError:
+    first, second = units[conflict.first].name, units[conflict.second].name
+    param = "what it does not declare" if conflict.param == EVERYTHING else ".".join(conflict.param)
+    story = {
+        "RAW": f"reads {param}, which the live unit {first} writes",
+        "WAR": f"writes {param} after the live unit {first} has read it",
+        "WAW": f"writes {param} after the live unit {first} has written it",
+    }[conflict.kind]
+    what = f"{name} would cache the unit {second}, which {story} ({conflict.kind}), and the split run would differ"
     return ConfigError("task.splitter", what, "use task.splitter=replay")
 
 

@@ -4,44 +4,86 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from flowrun.graph import Param, Unit, UnitGraph
+from flowrun.graph import EVERYTHING, Param, Unit
+from flowrun.graph.graph import trained_models
 
 
-def reasons(units: Sequence[Unit], live: Collection[int], needed: Collection[int], kept: Mapping[int, tuple[Param, ...]],
-            trained: Collection[str]) -> dict[int, str]:
-    """One short phrase per unit. Live units: what makes them so; cached ones: who needs what they return."""
-    related = UnitGraph(units).related(trained)
+def live_reasons(units: Sequence[Unit], live: Collection[int], trained: Collection[str], general: str) -> dict[int, str]:
+    """What makes each live unit so. general: said of those that need not be live in every split; empty: found here."""
     found: dict[int, str] = {}
-    writer: dict[Param, int] = {}  # latest live unit that may write, or that reads, the parameter
-    reader: dict[Param, int] = {}
+    writer: dict[Param, int] = {}  # latest live unit that may have written the parameter's present value
+    toucher: dict[Param, str] = {}  # what the latest live unit did with it
+    barrier: int | None = None  # latest live unit that may have written anything
     for i, unit in enumerate(units):
         if i not in live:
-            found[i] = _cached(i, needed, kept)
+            for param in unit.certain_writes:
+                writer.pop(param, None)
             continue
-        found[i] = _live(i, unit, units, i in related, writer, reader)
+        source = next((param for param in sorted(unit.reads) if param in writer), None)
+        update = next((param for param in sorted(unit.writes) if param in toucher), None)
+        if models := trained_models(unit, trained):
+            found[i] = f"uses trained model {', '.join(model or 'of any name' for model in models)}"
+        elif unit.random == "per_epoch":
+            found[i] = "draws anew each epoch"
+        elif general:
+            found[i] = general
+        elif source:
+            found[i] = f"reads {_name(source)} of {units[writer[source]].name}"
+        elif update:
+            found[i] = f"writes {_name(update)} after {toucher[update]}"
+        elif barrier is not None:
+            found[i] = f"comes after {units[barrier].name}, which may write anything"
+        elif unit.is_barrier:
+            found[i] = "may read anything of the live units before it"
+        else:
+            found[i] = "live by the splitter's own rule"
+        barrier = i if unit.is_barrier else barrier
         writer.update(dict.fromkeys(unit.writes, i))
-        reader.update(dict.fromkeys(unit.reads, i))
+        toucher.update(dict.fromkeys(unit.reads, f"{unit.name} has read it"))
+        toucher.update(dict.fromkeys(unit.writes, f"{unit.name} has written it"))
     return found
 
 
-def _cached(i: int, needed: Collection[int], kept: Mapping[int, tuple[Param, ...]]) -> str:
-    if i in kept:
-        return "frozen: same result every epoch"
-    return "frozen: a kept result depends on it" if i in needed else "not run: nothing reads what it returns"
+def cached_reasons(
+    units: Sequence[Unit], live: Collection[int], needed: Collection[int], kept: Mapping[int, tuple[Param, ...]]
+) -> dict[int, str]:
+    """Who needs what each cached unit returns."""
+    found: dict[int, str] = {}
+    live_reader, cached_reader = _NextReader(), _NextReader()
+    for i in reversed(range(len(units))):
+        unit = units[i]
+        if i in live:
+            live_reader.add(unit)
+            continue
+        if i in kept:
+            reader = next((name for param in kept[i] if (name := live_reader.of(param))), "the loss")
+            found[i] = f"frozen: needed by {reader}"
+        elif i in needed:
+            reader = next((name for param in sorted(unit.writes) if (name := cached_reader.of(param))), "cached units")
+            found[i] = f"frozen: needed by {reader}"
+        else:
+            found[i] = "its outputs are never read"
+        if i in needed:
+            cached_reader.add(unit)
+    return found
 
 
-def _live(i: int, unit: Unit, units: Sequence[Unit], related: bool, writer: Mapping[Param, int], reader: Mapping[Param, int]) -> str:
-    if related:
-        return f"calls {', '.join(unit.onload_model_names) or 'a trained model'}, which is trained"
-    if unit.random == "per_epoch":
-        return "draws anew each epoch"
-    for param in sorted(unit.reads):
-        if param in writer:
-            return f"reads {_name(param)} of {units[writer[param]].name}"
-    for param in sorted(unit.writes):
-        if param in writer or param in reader:
-            return f"updates {_name(param)} after {units[writer.get(param, reader.get(param))].name}"
-    return "everything is live" if not unit.is_barrier else "may read anything of the live units before it"
+class _NextReader:
+    """Walking backward: the next unit that reads a parameter."""
+
+    def __init__(self) -> None:
+        self._of: dict[Param, str] = {}
+        self._any = ""  # reads everything
+
+    def of(self, param: Param) -> str:
+        return self._of.get(param) or self._any or ("live units" if param == EVERYTHING and self._of else "")
+
+    def add(self, unit: Unit) -> None:
+        for param in unit.certain_writes:
+            self._of.pop(param, None)
+        self._of.update(dict.fromkeys(unit.reads, unit.name))
+        if unit.is_barrier:
+            self._any = unit.name
 
 
 def _name(param: Param) -> str:

@@ -7,5 +7,7 @@ from flowrun.splitters import Splitter
 
 
 class Unsplit(Splitter):
+    why = "nothing is cached by this splitter"
+
     def live(self, graph: UnitGraph, start: set[int]) -> set[int]:
         return set(range(len(graph.units)))

@@ -51,15 +51,22 @@ class Trainer:
         """Update number `step` (from 0). Returns the row-weighted means of loss and metrics, gradient norm and rate.
 
         Raises Failure when loss or gradient is not finite; the weights are then as before the step."""
-        rate, window = self.schedule.get_last_lr()[0], self.batches.window(step, self.dist.rank, self.end)
-        total, means = self.batches.rows_in(step, self.end), {}
-        for micro, visits in enumerate(window):
-            share = len(visits) / total
+        rate, window, means = self.schedule.get_last_lr()[0], self._window(step), {}
+        for micro, (visits, share) in enumerate(window):
             with self.dist.syncing(self.pipeline.models[self.pipeline.denoiser], micro == len(window) - 1):
                 for name, value in self._micro(step, micro, visits, share).items():
                     means[name] = means.get(name, 0.0) + value * share
         norm = self._update(step)
-        return {**means, "grad_norm": norm, "lr": rate}
+        return {**self.dist.sum_each(means), "grad_norm": norm, "lr": rate}
+
+    def _window(self, step: int) -> list[tuple[list[Visit], float]]:
+        """This process's micro-batches, each with its share of the rows of the whole step.
+
+        The end of an epoch may leave a process with fewer than the first one has: it then repeats one that does not count,
+        since all must take part in averaging the gradients."""
+        own, longest = (self.batches.window(step, rank, self.end) for rank in (self.dist.rank, 0))
+        total = self.batches.rows_in(step, self.end)
+        return [(visits, len(visits) / total) for visits in own] + [(longest[-1], 0.0)] * (len(longest) - len(own))
 
     def weights_applied(self) -> Any:
         """Context: the averaged weights stand in the model if there are any."""

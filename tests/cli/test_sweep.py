@@ -1,0 +1,193 @@
+"""Sweeps: a child process per job, one table, and a stop that reaches the running job once."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flowrun import cli, sweep
+
+
+def rows(outputs="outputs"):
+    (table,) = Path(outputs).glob("sweeps/*/sweep.csv")
+    with open(table, newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+@pytest.fixture
+def commands(monkeypatch, runs):
+    """Jobs are recorded instead of started; `commands.codes` holds their exit codes, then 0."""
+
+    class Commands(list):
+        codes = []
+        stopped = False
+
+    found = Commands()
+
+    def run_children(started):
+        found.extend(started)
+        return [found.codes.pop(0) if found.codes else 0], found.stopped
+
+    monkeypatch.setattr(sweep, "run_children", run_children)
+    return found
+
+
+def test_a_sweep_end_to_end(children, capfd, elsewhere):
+    """Seeds 1 and 2 fail in the stand-in: the job after them still runs."""
+    assert cli.main(["-m", "seed=1,2,8", "task=sft", "train.steps=5"]) == 1
+    told = [json.loads(line) for line in children.read_text().splitlines()]
+    table = rows()
+    (folder,) = Path("outputs/sweeps").iterdir()
+
+    assert [row["job"] for row in table] == ["0", "1", "2"]
+    assert [row["seed"] for row in table] == ["1", "2", "8"]
+    assert {row["task"] for row in table} == {"sft"}
+    assert {row["train.steps"] for row in table} == {"5"}
+    assert [row["status"] for row in table] == ["failed", "refused", "ok"]
+    assert [row["result.loss"] for row in table] == ["", "", "1.0"]
+    assert table[2]["result.steps"] == "5"
+    assert "result.curve" not in table[0], "only single values are columns"
+    assert all(float(row["seconds"]) > 0 for row in table)
+
+    assert [run["FLOWRUN_SWEEP"] for run in told] == [folder.name] * 3
+    assert [run["run_id"] for run in told] == [f"{folder.name}-{number}" for number in range(3)]
+    directories = [Path(run["FLOWRUN_RUN_DIR"]) for run in told]
+    assert [str(path) for path in directories] == [row["directory"] for row in table]
+    assert [path.name for path in directories] == ["0-seed=1", "1-seed=2", "2-seed=8"]
+    assert {path.parent for path in directories} == {elsewhere / folder}
+
+    out, err = capfd.readouterr()
+    progress = [line for line in out.splitlines() if line.startswith("job ") and "->" in line]
+    assert progress == [f"job {n}: seed={s} -> {d}" for n, (s, d) in enumerate(zip((1, 2, 8), directories))]
+    assert "job  seed  task  train.steps  status " in out
+    assert out.rstrip().endswith("sweep.csv")
+    assert "RuntimeError: something broke" in err
+    assert "flowrun: data.path: is wrong; make it right\n" in err
+
+
+def test_a_sweep_of_list_valued_groups(commands):
+    assert cli.main(["-m", "tracker=[csv],[csv,wandb]", "seed=4", "+optimizer.args.eps=1e-7"]) == 0
+    assert [list(command.arguments) for command in commands] == [
+        [f"tracker={tracker}", "seed=4", "+optimizer.args.eps=1e-07", "hydra.mode=RUN"]
+        for tracker in ("[csv]", "[csv,wandb]")
+    ]
+    names = [Path(command.environment["FLOWRUN_RUN_DIR"]).name for command in commands]
+    assert names == ["0-tracker=_csv", "1-tracker=_csv_wandb"]
+    assert [row["tracker"] for row in rows()] == ["[csv]", "[csv,wandb]"]
+
+
+def test_an_experiment_may_be_a_sweep(commands, options):
+    text = "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      seed: 4,5\n"
+    folder = options({"experiment/grid": text})
+    assert cli.main(["experiment=grid", "--config-dir", folder, "hydra.searchpath=[pkg://flowrun]"]) == 0
+    assert [list(command.arguments) for command in commands] == [
+        ["--config-dir", folder, f"seed={seed}", "experiment=grid", "hydra.searchpath=[pkg://flowrun]", "hydra.mode=RUN"]
+        for seed in (4, 5)
+    ]
+    assert [Path(command.environment["FLOWRUN_RUN_DIR"]).name for command in commands] == ["0-seed=4", "1-seed=5"]
+
+
+def test_help_of_a_sweep_runs_nothing(commands, options, capfd):
+    folder = options({"experiment/grid": "# @package _global_\nhydra: {mode: MULTIRUN}\n"})
+    assert cli.main(["--help", "experiment=grid", "--config-dir", folder]) == 0
+    assert cli.main(["-m", "--help", "seed=1"]) == 0
+    assert not commands
+    assert capfd.readouterr().out.count("Groups and their options") == 2
+
+
+def test_odd_values_make_safe_directory_names(commands, tmp_path):
+    jobs = sweep.Sweep("mine", tmp_path / "mine", [])
+    for number, value in enumerate(('["a/b ../c"]', "[dog]", "x" * 200, "一只猫")):
+        jobs.job(number, [f"sample.prompts={value}", "acceleration/shared=[]"], ["sample.prompts"], [])
+    names = [Path(command.environment["FLOWRUN_RUN_DIR"]).name for command in commands]
+    assert names[:2] == ["0-prompts=_a_b_.._c", "1-prompts=_dog"]
+    assert len(names[2]) == 80
+    assert names[3] == "3-prompts=一只猫"
+
+
+def test_the_table_grows_with_the_sweep(commands, tmp_path, capfd):
+    """After each job the file is whole, and columns that later jobs bring are empty before."""
+    jobs = sweep.Sweep("mine", tmp_path / "sweeps" / "mine", [])
+    results = [{}, {"loss": 0.5, "note": None}, {"loss": 0.25, "kid": 3}]
+    commands.codes = [0, 137, 130]
+    seen = []
+    for number, result in enumerate(results):
+        folder = tmp_path / "sweeps" / "mine" / f"{number}-seed={number}"
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps(result))
+        jobs.job(number, [f"seed={number}"], ["seed"], [])
+        seen.append(rows(tmp_path))
+    assert [len(table) for table in seen] == [1, 2, 3]
+    assert [row["status"] for row in seen[2]] == ["ok", "failed", "stopped"]
+    assert [row["result.loss"] for row in seen[2]] == ["", "0.5", "0.25"]
+    assert list(seen[2][0]) == ["job", "seed", "status", "seconds", "result.loss", "result.kid", "directory"]
+    assert jobs.finish() == 1
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[-5].split() == ["job", "seed", "status", "seconds", "result.loss", "result.kid"]
+    assert lines[-2].split()[:3] == ["2", "2", "stopped"]
+
+
+def test_a_second_sweep_of_the_same_name_is_refused(commands, capfd):
+    assert cli.main(["-m", "seed=0", "run_id=mine"]) == 0
+    before = rows()
+    capfd.readouterr()
+    assert cli.main(["-m", "seed=2", "run_id=mine"]) == 2
+    assert "flowrun: run_id: " in capfd.readouterr().err
+    assert rows() == before
+    assert len(commands) == 1
+
+
+def test_outputs_can_lie_elsewhere(commands, tmp_path, monkeypatch, elsewhere):
+    monkeypatch.setenv("FLOWRUN_OUTPUTS", str(tmp_path / "results"))
+    assert cli.main(["-m", "seed=0"]) == 0
+    assert len(rows(tmp_path / "results")) == 1
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_refused_sweep_leaves_outputs_as_they_were(commands, elsewhere):
+    (elsewhere / "outputs").mkdir()
+    assert cli.main(["-m", "seed=0,x"]) == 2
+    assert list(elsewhere.rglob("*")) == [elsewhere / "outputs"]
+    assert not commands
+
+
+def test_no_sweep_inside_launched_ranks(commands, monkeypatch, capfd, elsewhere):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("FLOWRUN_RUN_ID", "x")
+    assert cli.main(["-m", "seed=0,1"]) == 2
+    assert capfd.readouterr().err.endswith(
+        "flowrun: -m: a sweep cannot run inside launched ranks; start it from one process; each job starts its own\n"
+    )
+    assert not commands
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_stopped_job_ends_the_sweep(commands, capfd):
+    commands.codes, commands.stopped = [130], True
+    assert cli.main(["-m", "seed=0,1"]) == 130
+    assert len(commands) == 1
+    assert [row["status"] for row in rows()] == ["stopped"]
+    out, err = capfd.readouterr()
+    assert "stopped" in out
+    assert err == "flowrun: stopped\n"
+
+
+def test_ctrl_c_asks_the_running_job_once(children, elsewhere):
+    """The signal goes to the whole foreground group, as a terminal sends it; the job would be asked twice without care."""
+    command = [sys.executable, "-m", "flowrun", "-m", "seed=9,0"]
+    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    ready, until = Path(f"{children}.readyNone"), time.monotonic() + 60
+    while not ready.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    os.killpg(parent.pid, signal.SIGINT)
+    _, err = parent.communicate(timeout=60)
+    assert parent.returncode == 130, err
+    assert "flowrun: asked 1 time(s)\n" in err
+    assert [row["status"] for row in rows()] == ["stopped"]
+    assert len(children.read_text().splitlines()) == 1, "no further job was started"

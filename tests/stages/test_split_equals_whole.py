@@ -1,0 +1,77 @@
+"""Two-stage training gives the losses of one-stage training, bit for bit; and the comparison would notice a difference."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+import flowrun.library
+from tests.conftest import Runs, losses
+
+STEPS = 20
+COMMON = ("task.caption_dropout=0.3", f"train.steps={STEPS}", "model.pipeline=tests.plugins:Jittered")
+
+
+class NoStore:
+    """Stands in for the cache where none may be used."""
+
+    def __init__(self, *arguments: object) -> None:
+        raise AssertionError("unsplit training opened the cache")
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_losses_are_equal_bit_for_bit(runs: Runs, monkeypatch: pytest.MonkeyPatch, adapter: str, batch: int) -> None:
+    settings = (*COMMON, f"adapter={adapter}", f"train.batch_size={batch}")
+    split = losses(runs("task=sft_split", *settings))
+    monkeypatch.setattr(flowrun.library, "Store", NoStore)
+    whole = losses(runs("task=sft", *settings))
+    assert len(split) == STEPS
+    assert split == whole
+    assert len(set(split)) == STEPS
+
+
+def test_a_flipped_bit_of_a_cached_value_is_noticed(runs: Runs) -> None:
+    settings = (*COMMON, "task=sft_split", "cache.verify=never")
+    before = losses(runs(*settings))
+    flip_a_bit(runs.folder / "outputs" / "cache", "target_latents")
+    after = losses(runs(*settings, "resume=none"))
+    assert after != before
+
+
+def test_a_frozen_draw_instead_of_one_per_epoch_is_noticed(runs: Runs) -> None:
+    fresh = losses(runs("task=sft_split", *COMMON))
+    frozen = losses(runs("task=sft_split", *COMMON, "model.pipeline=tests.plugins:FrozenJitter"))
+    assert frozen[:1] != fresh[:1]
+
+
+def test_the_train_stage_loads_no_encoder(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flowrun.pipelines import _minilm
+
+    runs("task=sft_split", "stage=cache")
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("the train stage loaded the text encoder")
+
+    monkeypatch.setattr(_minilm, "MiniLM", refuse)
+    assert len(losses(runs("task=sft_split", "stage=train", "train.steps=3"))) == 3
+
+
+def flip_a_bit(cache: Path, field: str) -> None:
+    """Flip one mantissa bit in the middle of the first column of `field`, in every shard."""
+    found = 0
+    for shard in (cache / "shards").glob("*.safetensors"):
+        data = bytearray(shard.read_bytes())
+        size = struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8 : 8 + size])
+        for name, entry in header.items():
+            if field in name and entry["dtype"] == "F32":
+                start, end = entry["data_offsets"]
+                place = 8 + size + (start + end) // 8 * 4 + 2
+                data[place] ^= 0x40
+                found += 1
+        shard.write_bytes(data)
+    assert found

@@ -1,0 +1,56 @@
+"""Which rows train together: everyone as often as asked, sizes never mixed, the same order from any starting point."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from flowrun.batches import Batches, Visit
+
+
+def all_visits(batches: Batches, epochs: int) -> list[list[Visit]]:
+    end = batches.per_epoch * epochs
+    steps = batches.steps(epochs)
+    return [batch for step in range(steps) for rank in range(batches.world) for batch in batches.window(step, rank, end)]
+
+
+@pytest.mark.parametrize(("rows", "batch", "accumulate", "repeat", "world"), [(10, 4, 1, 1, 1), (10, 4, 3, 1, 1), (7, 2, 2, 3, 2), (5, 8, 1, 1, 2)])
+def test_every_row_is_visited_equally_often(rows: int, batch: int, accumulate: int, repeat: int, world: int) -> None:
+    batches = Batches([(32, 32)] * rows, batch, accumulate, repeat, seed=0, world=world)
+    visits = [visit for group in all_visits(batches, 3) for visit in group]
+    assert Counter(visit.row for visit in visits) == dict.fromkeys(range(rows), 3 * repeat)
+    assert len(set(visits)) == len(visits)  # a repeat is an epoch of its own for the row's draws
+
+
+def test_batches_never_mix_sizes_and_short_ones_are_kept() -> None:
+    sizes = [(64, 64)] * 5 + [(64, 96)] * 3 + [(96, 64)]
+    batches = Batches(sizes, 4, 1, 1, seed=1)
+    groups = all_visits(batches, 1)
+    assert all(len({sizes[visit.row] for visit in group}) == 1 for group in groups)
+    assert sorted(map(len, groups)) == [1, 1, 3, 4]
+    assert batches.buckets == {(64, 64): 5, (64, 96): 3, (96, 64): 1}
+
+
+def test_order_depends_on_seed_and_epoch_alone() -> None:
+    sizes = [(32, 32)] * 20
+    first, again, other = (Batches(sizes, 4, 1, 1, seed=seed) for seed in (0, 0, 1))
+    assert [first.window(step) for step in range(10)] == [again.window(step) for step in reversed(range(10))][::-1]
+    assert [first.window(step) for step in range(5)] != [other.window(step) for step in range(5)]
+    rows = [[[visit.row for visit in batch] for batch in first.window(step)] for step in range(10)]
+    assert rows[:5] != rows[5:]
+
+
+def test_a_step_is_one_update_whatever_is_accumulated() -> None:
+    batches = Batches([(32, 32)] * 10, 2, accumulate=4, repeat=1, seed=0)
+    assert batches.steps(epochs=2) == 3  # 10 batches in windows of 4
+    assert [len(batches.window(step, end=10)) for step in range(3)] == [4, 4, 2]
+    assert [batches.rows_in(step, end=10) for step in range(3)] == [8, 8, 4]
+    assert batches.epoch_of(5) == pytest.approx(4.0)
+
+
+def test_processes_share_a_step_without_overlap() -> None:
+    alone = Batches([(32, 32)] * 12, 2, accumulate=2, repeat=1, seed=0)
+    pair = Batches([(32, 32)] * 12, 2, accumulate=1, repeat=1, seed=0, world=2)
+    for step in range(6):
+        assert alone.window(step) == pair.window(step, 0) + pair.window(step, 1)
