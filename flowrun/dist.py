@@ -127,7 +127,9 @@ def make_dist(precision: Precision, processes: int = 1) -> Dist:
     """Join the processes that the launcher started.
 
     Raises ConfigError for fp16 without a GPU, Failure when not `processes` of them are there."""
-    accelerator = Accelerator(mixed_precision="no" if precision is Precision.fp32 else precision.value)
+    # Without a word for the CPU, accelerate joins no process group there: every process would believe it is alone.
+    on_cpu = not torch.accelerator.is_available()
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no" if precision is Precision.fp32 else precision.value)
     dist = Dist(accelerator)
     if precision is Precision.fp16 and dist.device.type == "cpu":  # accelerate would compute in fp32 without a word
         dist.close()

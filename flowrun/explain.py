@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from flowrun import rundir
 from flowrun.config import Stage
+from flowrun.remembered import Remembered
 from flowrun.plan import Plan, amount, columns, unit_table
 
 if TYPE_CHECKING:
@@ -23,13 +24,16 @@ def explain(assembly: Assembly) -> Plan:
     plan.add("cache", _cache(assembly))
     plan.add("train", _train(assembly))
     plan.add("samples", _samples(assembly))
-    plan.add("results", [str(rundir.place(run, stage.value)) for stage in assembly.stages])
+    plan.add("results", [str(rundir.place(run, stage.value)) for stage in assembly.stages if stage is not Stage.cache or _to_do(assembly)])
     return plan
 
 
 def _data(assembly: Assembly) -> list[str]:
     source = assembly.source
-    lines = [f"{amount(len(assembly.rows), 'row')} from {assembly.run.data['source']}"
+    lines = []
+    if isinstance(source, Remembered):
+        lines.append(f"the data are gone: rows as listed in {source.manifest.path}")
+    lines += [f"{amount(len(assembly.rows), 'row')} from {assembly.run.data['source']}"
              + (f", {amount(source.ignored, 'other file')} ignored" if source.ignored else "")]
     lines += [f"skipped {row}: {why}" for row, why in source.skipped[:SHOWN]]
     if len(source.skipped) > SHOWN:
@@ -58,6 +62,11 @@ def _cache(assembly: Assembly) -> list[str]:
     keys, missing = library.all_keys(), library.missing()
     jobs = library.work()
     return [f"{library.root}", f"{amount(len(keys) - len(missing), 'value')} there, {len(missing):,} to make, from {amount(len(jobs), 'row')}"]
+
+
+def _to_do(assembly: Assembly) -> bool:
+    """Whether the cache stage gets a directory: it does when it has something to make, or was asked for by name."""
+    return assembly.run.stage is Stage.cache or bool(assembly.library.missing())
 
 
 def _train(assembly: Assembly) -> list[str]:

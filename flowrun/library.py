@@ -26,6 +26,7 @@ from flowrun.data import HashFile, Row, Source
 from flowrun.graph import Record, UnitGraph
 from flowrun.pipelines import Pipeline
 from flowrun.prompts import Prompts
+from flowrun.remembered import Remembered
 from flowrun.splitters import Split
 
 log = logging.getLogger(__name__)
@@ -58,12 +59,15 @@ class Shelf:
         self.split, self.source, self.rows, self.variants = split, source, rows, variants
         self.outputs: list[Output] = list(plan.outputs)
         self.fingerprints = [source.fingerprints(row, hash_file) for row in rows]
-        self._keys = [self._row_keys(plan, row.id, given, change) for row, given in zip(rows, self.fingerprints, strict=True) for change in variants]
+        self._keys = [self._row_keys(plan, row, given, variant) for row, given in zip(rows, self.fingerprints, strict=True)
+                      for variant in range(len(variants))]
         self.reader = Reader(store, split.units, lambda row, variant: self.keys(row * len(variants) + variant))
 
-    def _row_keys(self, plan: KeyPlan, row_id: str, given: Mapping[str, bytes], change: Mapping[str, Any]) -> bytes:
-        changed = {name: digest(name, value) for name, value in change.items()}
-        found = plan.keys({("shared", name): key for name, key in {**given, **changed}.items()}, row_id)
+    def _row_keys(self, plan: KeyPlan, row: Row, given: Mapping[str, bytes], variant: int) -> bytes:
+        if isinstance(self.source, Remembered):
+            return b"".join(self.source.keys(row, variant, self.outputs, self.split.units))
+        changed = {name: digest(name, value) for name, value in self.variants[variant].items()}
+        found = plan.keys({("shared", name): key for name, key in {**given, **changed}.items()}, row.id)
         return b"".join(found[output] for output in self.outputs)
 
     def keys(self, place: int) -> dict[Output, bytes]:
@@ -133,11 +137,13 @@ class Library:
 
     def require(self, command: str) -> None:
         """Raises ConfigError when anything is missing: what, why as far as can be told, and the command that repairs."""
-        missing = self.missing()
+        missing, there = self.missing(), newest_manifest(self.root, self.run.model["name"], self.run.data["source"])
+        changed = there.parts.differences(self.parts()) if there else []
+        if changed and isinstance(self.rows.source, Remembered):
+            raise ConfigError("data", f"its folder is gone and the cache was made otherwise: {'; '.join(changed)}",
+                              "bring the data back, or use the settings that the cache was made with")
         if not missing:
             return
-        there = newest_manifest(self.root, self.run.model["name"], self.run.data["source"])
-        changed = there.parts.differences(self.parts()) if there else []
         names = sorted({f"{shelf.split.units[u].name}.{p[1]}" for shelf in (self.rows, self.prompts) for place in shelf.places()
                         for (u, p), key in shelf.keys(place).items() if key in missing})
         what = f"needs the cache, but {len(missing)} of {len(self.all_keys())} values are not in {self.root} ({', '.join(names)})"
@@ -159,7 +165,7 @@ class Library:
         """Everything that reaches the keys, for people: what a later run compares itself with."""
         run, components = self.run, self.pipeline.components()
         made_of = {name: Part(key.hex(), components[name].describe) for name, key in self.identities.items()}
-        made_of |= {f"data.{name}": Part(str(value), str(value)) for name, value in run.data.items()}
+        made_of |= {f"data.{name}": Part(str(value), str(value)) for name, value in run.data.items() if name not in self.rows.source.not_content}
         made_of |= {f"unit {unit.name}": Part(digest(unit.version, dict(unit.settings)).hex(), f"version {unit.version}, {dict(unit.settings)}")
                     for i in self.rows.split.needed for unit in [self.rows.split.units[i]]}
         made_of |= {name: Part(version(name), version(name)) for name in LIBRARIES}

@@ -15,6 +15,7 @@ from flowrun.batches import Batches
 from flowrun.compose import compose
 from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
 from flowrun.data import Row, Source
+from flowrun.feed import live_inputs
 from flowrun.graph import UnitGraph
 from flowrun.library import Library
 from flowrun.optim import check_optimizer
@@ -22,6 +23,7 @@ from flowrun.pipelines import Pipeline
 from flowrun.plan import Plan
 from flowrun.prompts import Prompts
 from flowrun.registry import ALGORITHMS, PIPELINES, SOURCES, checked, common
+from flowrun.remembered import Remembered, remember
 from flowrun.splitters import Split, split
 
 log = logging.getLogger(__name__)
@@ -92,8 +94,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     trained = adapters.trained_names(task.trainable_models, adapter, pipeline.components())
     trackers = tracking.choose(run.tracker)
     parts = _splits(task, pipeline, trained)
-    stages = _stages(run, task, parts[0])
-    rows = source.rows()
+    source, rows = _rows(run, source, parts[0])
+    stages = (Stage.train,) if isinstance(source, Remembered) else _stages(run, task, parts[0])
     for size in {row.size for row in rows}:
         pipeline.latent_shape(size)
     batches = Batches([row.size for row in rows], run.train.batch_size, run.train.accumulate, run.train.repeat, run.seed, run.processes)
@@ -128,6 +130,19 @@ def _source(run: Run) -> Source:
         raise ConfigError("data.source", f"is {name!r}", f"name one: {', '.join(SOURCES.names())}")
     cls = SOURCES.find(name, "data.source")
     return cls(SOURCES.build("data", cls, run.data))
+
+
+def _rows(run: Run, source: Source, part: Split) -> tuple[Source, list[Row]]:
+    """The data's rows; when its place is gone and nothing live needs it, those that the cache remembers."""
+    try:
+        return source, source.rows()
+    except ConfigError:
+        remembered = None
+        if source.gone() and part.needed and run.stage is not Stage.cache and not live_inputs(part, ()) & set(source.names):
+            remembered = remember(run)
+        if remembered is None:
+            raise
+    return remembered, remembered.rows()
 
 
 def _splits(task: Task, pipeline: Pipeline, trained: tuple[str, ...]) -> tuple[Split, Split]:

@@ -92,6 +92,7 @@ class Sweep:
             return list(csv.DictReader(handle))
 
     def _add(self, row: dict[str, str]) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
         with _locked(self.root):
             rows = sorted([*self.rows(), row], key=lambda r: int(r["job"]))
             text = io.StringIO()

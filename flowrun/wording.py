@@ -126,14 +126,26 @@ def from_omegaconf(error: OmegaConfBaseException, key: str = "", name: str = "",
 
 
 WRONG_VALUE = (  # omegaconf's message -> (what, fix)
-    (r"Value '(?P<v>.*)' of type '.*' could not be converted to (?P<kind>\w+)", "{v!r} has the wrong type", "give {kind}"),
+    (
+        r"Value '(?P<v>.*)' of type '.*' could not be converted to (?P<kind>\w+)",
+        "{v!r} has the wrong type",
+        "give {kind}",
+    ),
     (r"Value '(?P<v>.*)' is not a valid bool", "{v!r} has the wrong type", "give true or false"),
     (r"Cannot convert '\w+' to string: '(?P<v>.*)'$", "{v} has the wrong type", "give text"),
     (r".*(not Optional|Non optional|Incompatible value 'None')", "is null", "give a value"),
     (r".*(not a ListConfig|to List)", "is no list", "give a list, [a,b]"),
-    (r"Cannot merge DictConfig with ListConfig", "is a mapping where a list is needed, or a list for a mapping", "change it"),
+    (
+        r"Cannot merge DictConfig with ListConfig",
+        "is a mapping where a list is needed, or a list for a mapping",
+        "change it",
+    ),
     (r"Cannot assign (?P<v>\w+) to Dict", "is of type {v}", "give a mapping, {{name: value}}"),
-    (r".* is not a subclass of (str|int|float|bool)\. value: (?P<v>.*)", "{v} has the wrong type", "give another value"),
+    (
+        r".* is not a subclass of (str|int|float|bool)\. value: (?P<v>.*)",
+        "{v} has the wrong type",
+        "give another value",
+    ),
     (r".* is not a subclass of \w+\. value: (?P<v>.*)", "is {v}, not a section", "give its fields, {key}.FIELD=VALUE"),
     (r".* does not support deletion", "cannot be removed", "give a value, or null where the setting admits it"),
     (r".* is not a subclass of ", "is no section", "give its fields, {key}.FIELD=VALUE"),

@@ -137,7 +137,10 @@ def test_build_gives_a_typed_config(zoo, lion):
     [
         ({"wieght": 1}, "animal.wieght: is no setting; did you mean animal.weight?"),
         ({"colour": 1}, "animal.colour: is no setting; known: cage, food, name, weight"),
-        ({"cage": {"width": 3, "bars": [], "widht": 1}}, "animal.cage.widht: is no setting; did you mean animal.cage.w"),
+        (
+            {"cage": {"width": 3, "bars": [], "widht": 1}},
+            "animal.cage.widht: is no setting; did you mean animal.cage.w",
+        ),
         ({"weight": "heavy"}, "animal.weight: 'heavy' has the wrong type; give a number"),
         ({"cage": {"width": 1.5, "bars": []}}, "animal.cage.width: '1.5' has the wrong type; give a whole number"),
         ({"cage": {"width": 1, "bars": [1, "x"]}}, "animal.cage.bars[1]: 'x' has the wrong type; give a number"),

@@ -38,6 +38,7 @@ class Source(ABC):
 
     Config: ClassVar[type]
     names: ClassVar[tuple[str, ...]] = ("image", "prompt")
+    not_content: ClassVar[tuple[str, ...]] = ("path", "on_error", "check")  # settings that reach no value
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -49,6 +50,10 @@ class Source(ABC):
         """All rows in a fixed order, without decoding more than the configuration asks for.
 
         Raises ConfigError when there is no data to look at, DataError with every fault of the data at once."""
+
+    def gone(self) -> bool:
+        """True when the place that holds the data is not there at all, so that only a cache can know the rows."""
+        return False
 
     @abstractmethod
     def load(self, row: Row, names: Collection[str] | None = None) -> dict[str, Any]:

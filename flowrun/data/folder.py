@@ -72,6 +72,9 @@ class Folder(Source):
         self._settle(root, rows, faults, listing)
         return rows
 
+    def gone(self) -> bool:
+        return self.config.path is not None and not Path(self.config.path).expanduser().exists()
+
     def load(self, row: Row, names: Collection[str] | None = None) -> dict[str, Any]:
         wanted = self.names if names is None else names
         inputs: dict[str, Any] = {"prompt": row.prompt} if "prompt" in wanted else {}

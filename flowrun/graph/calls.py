@@ -1,4 +1,4 @@
-"""Calling a unit's process in its form - plain, once per CFG side, or with all scopes - and what it returned, as a record."""
+"""Calling a unit's process in its form (plain, once per CFG side, with all scopes); what it returned, as a record."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _both_sides(unit: Unit, context: Context, state: State) -> Record:
 
 
 def _take_over(unit: Unit, context: Context, state: State) -> Record:
-    """What is returned counts as written, what was seen and is missing as deleted; both must be declared outputs, except
-    that an input may be handed back as it came."""
+    """What is returned counts as written, what was seen and is missing as deleted. Both must be declared outputs; but
+    an input may be handed back as it came."""
     given = {scope: getattr(state, scope) for scope in SCOPES}
     seen = {s: dict(given[s]) if unit.is_barrier else DeclaredScope(unit, s, given[s]) for s in SCOPES}
     before = {scope: dict(values) for scope, values in seen.items()}

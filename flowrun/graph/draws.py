@@ -1,4 +1,4 @@
-"""Random numbers by name: every generator's seed is a hash of what it is for, so nothing depends on order or batch size."""
+"""Random numbers by name: a generator's seed is a hash of what it is for, so nothing depends on order or batch size."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ class Executor:
             else:
                 returned = self._calls[i](unit, context, state)
             values = {param: canonical(value, gradient) for param, value in returned.values.items()}
-        if (name := changed(inputs)) is not None:
-            raise UndeclaredEffect(unit, f"changes its input {name} in place", "return a new value instead")
+        if (param := changed(inputs)) is not None:
+            raise UndeclaredEffect(unit, f"changes its input {'.'.join(param)} in place", "return a new value instead")
         record = Record(values, returned.deleted)
         state.apply(record)
         return record
@@ -118,4 +118,4 @@ class Executor:
                 if global_generators() != before:
                     fix = "draw from ctx.generator and declare `random`"
                     raise UndeclaredEffect(unit, "draws from a global random generator", fix)
-        raise RuntimeError("a global random generator changed while units ran, but by none of them when run again alone")
+        raise RuntimeError("a global random generator changed while units ran, but not when each ran again alone")

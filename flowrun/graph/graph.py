@@ -18,7 +18,7 @@ from flowrun.graph.wanted import Wanted
 class Writers:
     """Who may have written a parameter up to now: all may-writers back to the latest certain one, that one included.
 
-    Looking only at the latest writer is wrong: a may-writer that returned nothing leaves the value of an earlier one."""
+    The latest writer alone is not enough: a may-writer that returned nothing leaves the value of an earlier one."""
 
     def __init__(self) -> None:
         self._of: dict[Param, list[int]] = {}
@@ -54,8 +54,9 @@ class UnitGraph:
     def __init__(self, units: Sequence[Unit]) -> None:
         self.units = tuple(units)
         drawing = Counter(unit.name for unit in self.units if unit.random != "none")
-        for name in (name for name, count in drawing.items() if count > 1):
-            raise ValueError(f"unit {name}: {drawing[name]} units of this name draw random numbers, the same ones; rename")
+        for name, count in drawing.items():
+            if count > 1:
+                raise ValueError(f"unit {name}: {count} units of this name would draw the same random numbers; rename")
 
     @cached_property
     def edges(self) -> tuple[tuple[int, int, Param], ...]:
@@ -82,7 +83,7 @@ class UnitGraph:
         return {param: tuple(ids) for param, ids in found.items()}
 
     def related(self, trained: Collection[str]) -> set[int]:
-        """Units whose own computation calls a trained model (the seed of every split). Raises TypeError for a bare string."""
+        """Units whose own computation calls a trained model: where every split starts. TypeError for a bare string."""
         if isinstance(trained, str):
             raise TypeError(f"trained is the text {trained!r}; give a collection of names: [{trained!r}]")
         return {i for i, unit in enumerate(self.units) if trained_models(unit, trained)}

@@ -123,7 +123,8 @@ def check_arguments(unit: Unit) -> None:
                 raise UndeclaredEffect(unit, f"takes the argument {name!r}", f"add {name!r} to input_params")
         strange = [name for name in given if name not in takes]
         if strange and not anything:
-            raise ValueError(f"unit {unit.name}: its process takes no argument {strange[0]!r}; declare only what it reads")
+            what = f"unit {unit.name}: its process takes no argument {strange[0]!r}"
+            raise ValueError(f"{what}; declare only what it reads")
 
 
 def check_returned(unit: Unit, returned: Any) -> Mapping[str, Any]:

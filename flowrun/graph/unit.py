@@ -22,12 +22,13 @@ EVERYTHING: Param = ("*", "*")  # whatever a barrier reads or writes
 class Unit:
     """Declared effects of `process(ctx, **inputs) -> Mapping of outputs`.
 
-    input_params: names read from the shared scope. input_params_posi / _nega: argument name -> name in that side's scope.
-    output_params: names written; shared, or both sides when `separate_cfg`, where `process` runs once per side.
-    onload_model_names: models that the computation calls. take_over: `process(ctx, shared, posi, nega)` gets the declared
-    names of all three scopes and returns the three mappings; with nothing declared it is a barrier that reads and writes
-    everything. may_write: `process` may return only some outputs, or None. random: none, frozen (one draw for ever) or
-    per_epoch (a fresh one each time). version, settings: what the code is and how it is set, part of a cached value's key.
+    input_params: names read from the shared scope. input_params_posi, input_params_nega: argument name -> name in that
+    side's scope. output_params: names written; shared, or both sides when `separate_cfg`, where `process` runs once per
+    side. onload_model_names: models that the computation calls. take_over: `process(ctx, shared, posi, nega)` gets the
+    declared inputs of all three scopes and returns the three mappings; an input that it leaves out is deleted. With
+    nothing declared it is a barrier: it reads and writes everything. may_write: `process` may return only some outputs,
+    or None. random: none, frozen (one draw for ever) or per_epoch (a fresh one each time). version, settings: what the
+    code is and how it is set, part of a cached value's key.
 
     Raises TypeError for a bare string where names are wanted, ValueError for an unknown `random` or flags that exclude
     each other.

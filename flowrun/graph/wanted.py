@@ -8,7 +8,7 @@ from flowrun.graph.unit import Param, Unit
 
 
 class Wanted:
-    """A set of parameters, or everything but a set: the one form covers barriers and `everything is live at the end`."""
+    """A set of parameters, or everything but a set: the latter after barriers and when all is read at the end."""
 
     def __init__(self, params: Collection[Param] | None) -> None:
         """params: read after the last unit; None: everything."""
@@ -29,7 +29,7 @@ class Wanted:
         return sorted(param for param in unit.writes if param in self)
 
     def before(self, unit: Unit) -> None:
-        """What is wanted before `unit` runs, given what is wanted after: what it surely writes no more, what it reads."""
+        """Step back over `unit`: what it surely writes was not wanted before it, what it reads was."""
         if unit.is_barrier:
             self._everything, self._params = True, set()
             return

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from flowrun.graph.state import State
-from flowrun.graph.unit import Unit
+from flowrun.graph.unit import Param, Unit
 
+Watched = tuple[Param, Any, Any]  # an input, its value, and what `_look` saw before the unit ran
 _END = object()
-
-
-class Watched(NamedTuple):
-    """One input before the unit ran."""
-
-    name: str  # with its scope
-    value: Any
-    parts: list[Any]
-    versions: list[int]
 
 
 def watch(unit: Unit, state: State) -> list[Watched]:
@@ -26,26 +18,30 @@ def watch(unit: Unit, state: State) -> list[Watched]:
     scopes = {"shared": state.shared, "posi": state.posi, "nega": state.nega}
     params = [(scope, name) for scope in scopes for name in scopes[scope]] if unit.is_barrier else unit.reads
     found = []
-    for scope, name in params:
-        value = scopes[scope].get(name)
+    for param in params:
+        value = scopes[param[0]].get(param[1])
         if isinstance(value, (Tensor, dict, list, tuple)):
-            parts = _outline(value)
-            found.append(Watched(f"{scope}.{name}", value, parts, _versions(parts)))
+            found.append((param, value, _look(value)))
     return found
 
 
-def changed(inputs: list[Watched]) -> str | None:
-    """The name of an input that is not what it was."""
-    for name, value, parts, versions in inputs:
-        now = _outline(value)
-        same = len(now) == len(parts) and all(a is b for a, b in zip(now, parts, strict=True))
-        if not same or _versions(now) != versions:
-            return name
+def changed(inputs: list[Watched]) -> Param | None:
+    """The first input that is not what it was."""
+    for param, value, before in inputs:
+        now = _look(value)
+        if now != before if isinstance(value, Tensor) else not _same(now, before):
+            return param
     return None
 
 
+def _look(value: Any) -> Any:
+    """A tensor's version; of a container its parts in order, each tensor followed by its version."""
+    return value._version if isinstance(value, Tensor) else _outline(value)
+
+
 def _outline(value: Any) -> list[Any]:
-    """Containers, keys and leaves in order; two outlines of one value hold the same objects unless it was changed."""
+    if isinstance(value, Tensor):
+        return [value, value._version]
     if isinstance(value, dict):
         return [value, *(part for key, item in value.items() for part in (key, *_outline(item))), _END]
     if isinstance(value, (list, tuple)):
@@ -53,5 +49,8 @@ def _outline(value: Any) -> list[Any]:
     return [value]
 
 
-def _versions(parts: list[Any]) -> list[int]:
-    return [part._version for part in parts if isinstance(part, Tensor)]
+def _same(now: list[Any], before: list[Any]) -> bool:
+    """The same objects in order; whole numbers by value, since a version is a new object each time it is asked for."""
+    if len(now) != len(before):
+        return False
+    return all(a is b or (type(a) is type(b) is int and a == b) for a, b in zip(now, before, strict=True))

@@ -14,13 +14,12 @@ from flowrun.graph import EVERYTHING, SCOPES, Conflict, Param, Unit, UnitGraph
 from flowrun.graph.conflict import conflicts
 from flowrun.registry import SPLITTERS
 from flowrun.splitters._liveness import kept_outputs
-from flowrun.splitters._reasons import cached_reasons, live_reasons
+from flowrun.splitters._reasons import reasons
 
 
 class Splitter(ABC):
-    """sound: for every list of units, a split by it computes what the unsplit run computes.
-
-    why: the reason given for a live unit that neither uses a trained model nor draws anew; empty: found unit by unit."""
+    """sound: for every list of units, a split by it computes what the unsplit run computes. why: the reason given for
+    a live unit that neither uses a trained model nor draws anew; empty: found unit by unit."""
 
     sound: bool = True
     why: str = ""
@@ -61,8 +60,8 @@ def split(
 ) -> Split:
     """Split `units` for training the models `trained` (full or LoRA; attribute paths such as "dit.blocks.3" count).
 
-    name: none, closure, ordered, replay, or pkg.module:Class. live_out: what is read after the last unit, a bare name in
-    the shared scope, else (scope, name); None: everything. on_hazard: refuse | report (Split.hazards).
+    name: none, closure, ordered, replay, or pkg.module:Class. live_out: what is read after the last unit, a bare name
+    in the shared scope, else (scope, name); None: everything. on_hazard: refuse | report (Split.hazards).
 
     Raises ConfigError for an unknown splitter, and under `refuse` for a split that would not equal the unsplit run;
     TypeError and ValueError for wrong arguments."""
@@ -88,7 +87,7 @@ def split(
         models_cached=_components(graph.units, needed),
         models_live=_components(graph.units, live),
         hazards=tuple(found),
-        why=live_reasons(graph.units, live, trained, splitter.why) | cached_reasons(graph.units, live, needed, kept),
+        why=reasons(graph.units, live, needed, kept, trained, splitter.why),
     )
 
 

@@ -8,7 +8,9 @@ from flowrun.graph import EVERYTHING, Param, Unit
 from flowrun.graph.wanted import Wanted
 
 
-def kept_outputs(units: Sequence[Unit], live: Collection[int], wanted: set[Param] | None) -> dict[int, tuple[Param, ...]]:
+def kept_outputs(
+    units: Sequence[Unit], live: Collection[int], wanted: set[Param] | None
+) -> dict[int, tuple[Param, ...]]:
     """Cached unit -> its outputs that a live unit, or the end, reads before a certain write replaces them.
 
     wanted: read at the end; None: everything."""

@@ -8,8 +8,21 @@ from flowrun.graph import EVERYTHING, Param, Unit
 from flowrun.graph.graph import trained_models
 
 
-def live_reasons(units: Sequence[Unit], live: Collection[int], trained: Collection[str], general: str) -> dict[int, str]:
-    """What makes each live unit so. general: said of those that need not be live in every split; empty: found here."""
+def reasons(
+    units: Sequence[Unit],
+    live: Collection[int],
+    needed: Collection[int],
+    kept: Mapping[int, tuple[Param, ...]],
+    trained: Collection[str],
+    general: str,
+) -> dict[int, str]:
+    """One short phrase per unit. general: said of live units that are not so in every split; empty: found here."""
+    found = _live(units, live, trained, general) | _cached(units, live, needed, kept)
+    return {i: found[i] for i in range(len(units))}
+
+
+def _live(units: Sequence[Unit], live: Collection[int], trained: Collection[str], general: str) -> dict[int, str]:
+    """What makes each live unit so."""
     found: dict[int, str] = {}
     writer: dict[Param, int] = {}  # latest live unit that may have written the parameter's present value
     toucher: dict[Param, str] = {}  # what the latest live unit did with it
@@ -44,7 +57,7 @@ def live_reasons(units: Sequence[Unit], live: Collection[int], trained: Collecti
     return found
 
 
-def cached_reasons(
+def _cached(
     units: Sequence[Unit], live: Collection[int], needed: Collection[int], kept: Mapping[int, tuple[Param, ...]]
 ) -> dict[int, str]:
     """Who needs what each cached unit returns."""

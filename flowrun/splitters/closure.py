@@ -1,8 +1,8 @@
 """The split of DiffSynth-Studio's two-stage training, to the letter of its published pseudo-code.
 
-Names are flattened: a name is one parameter in whichever scope it lives. The operator is iterated until nothing is added:
-forward reachability over edges from the most recent producer, then the updating chains of what the related units
-consume. Its two closure conditions do not imply that the split run equals the unsplit one, so `split` looks for conflicts.
+Names are flattened: a name is one parameter in whichever scope it lives. The operator is iterated until nothing is
+added: forward reachability over edges from the most recent producer, then the updating chains of what the related units
+consume. Its closure conditions do not imply that the split run equals the unsplit one, so `split` looks for conflicts.
 
 Rounds add few units each and there can be many rounds, so each one looks only at what is new: linear over all of them.
 """
@@ -54,7 +54,7 @@ def _forward_reachable(targets: dict[int, set[int]], start: set[int], related: s
 
 
 class _Updates:
-    """For each name, the related unit that consumes it first; if that unit also updates it, all later updates follow."""
+    """For each name, the related unit that consumes it first; if that unit updates it too, all later updates follow."""
 
     def __init__(self, units: tuple[Unit, ...]) -> None:
         self._units = units

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from flowrun.stop import Stop
 from flowrun.tracking import Trackers
 
 log = logging.getLogger(__name__)
+
+RECENT = 50  # last steps whose mean loss is the run's result
 
 
 @dataclass
@@ -53,13 +56,12 @@ class Training:
                 self.trackers.close(failed)
 
     def _run(self, trainer: Trainer, start: int) -> dict[str, Any]:
-        began = time.monotonic()
-        metrics: dict[str, float] = {}
+        began, recent = time.monotonic(), deque(maxlen=RECENT)
         if start == 0:
             self._picture(0)
         with Stop() as stop, Progress("train", trainer.steps, "step", start) as bar:
             for step in range(start, trainer.steps):
-                metrics = self._step(step, bar)
+                recent.append(self._step(step, bar)["loss"])
                 done, stopping = step + 1, trainer.dist.any(stop.asked)
                 if stopping or done % trainer.run.train.checkpoint_every == 0 or done == trainer.steps:
                     self._checkpoint(done)
@@ -67,7 +69,7 @@ class Training:
                     raise Stopped(f"stopped after step {done} of {trainer.steps}, which is saved; the same command goes on from there")
                 self._picture(done)
         seconds = time.monotonic() - began
-        return {"stage": "train", "steps": trainer.steps, "loss": metrics.get("loss"), "seconds": seconds,
+        return {"stage": "train", "steps": trainer.steps, "loss": sum(recent) / len(recent) if recent else None, "seconds": seconds,
                 "s_per_step": seconds / max(1, trainer.steps - start), "memory_gb": peak_memory_gb(), "weights": self._save()}
 
     def _step(self, step: int, bar: Progress) -> dict[str, float]:

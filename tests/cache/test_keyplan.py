@@ -187,6 +187,13 @@ def test_a_barrier_depends_on_everything_before_it_and_later_readers_on_it() -> 
     assert changed(base, keys(units(), INPUTS | {("shared", "negative"): b"x" * 16})) == {"all", "r", "all2"}
 
 
+def test_a_barrier_depends_on_an_earlier_one_whose_writes_nobody_declared() -> None:
+    def units(version: int) -> list[Unit]:
+        return [unit("all", take_over=True, version=version), unit("all2", take_over=True)]
+
+    assert changed(keys(units(1)), keys(units(2))) == {"all", "all2"}
+
+
 def test_a_part_of_a_model_has_its_components_identity_and_an_empty_path_every_models() -> None:
     part = [unit("a", "prompt", "x", "vae.encoder")]
     assert changed(keys(part), keys(part, identities=IDENTITIES | {"vae": b"w" * 16})) == {"a"}

@@ -7,13 +7,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hydra._internal.hydra import Hydra
 
 from flowrun import cli
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 # What child processes run in place of flowrun.run: it does what the seed says and leaves a result where it is told to.
-STAND_IN = '''
+STAND_IN = """
 import json, os, pathlib, signal, sys, time, types
 
 def execute(run):
@@ -48,7 +49,7 @@ def execute(run):
 module = types.ModuleType("flowrun.run")
 module.execute = execute
 sys.modules["flowrun.run"] = module
-'''
+"""
 
 
 class Runs(list):
@@ -94,7 +95,13 @@ def runs(monkeypatch):
 
 
 @pytest.fixture
-def refused(runs, elsewhere, capfd):
+def composed_once(monkeypatch):
+    """Hydra composes everything twice, the first time only to see whether a file asks for a sweep."""
+    monkeypatch.setattr(Hydra, "get_mode", lambda self, config_name, overrides: None)
+
+
+@pytest.fixture
+def refused(runs, elsewhere, capfd, composed_once):
     """Calls the command line with a mistake and returns the one line that it answers with."""
 
     def call(*arguments):

@@ -14,6 +14,9 @@ from flowrun import cli
 from flowrun.config import ConfigError, DataError, Failure, Run, Stage, Stopped
 
 
+pytestmark = pytest.mark.usefixtures("composed_once")
+
+
 def test_a_run_reaches_execute_typed(runs, elsewhere):
     assert cli.main(["stage=train", "seed=3", "train.steps=7", "optimizer.lr=1e-4"]) == 0
     (run,) = runs

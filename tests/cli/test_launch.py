@@ -13,6 +13,9 @@ import pytest
 from flowrun import cli, launch
 
 
+pytestmark = pytest.mark.usefixtures("composed_once")
+
+
 def told(children):
     return sorted((json.loads(line) for line in children.read_text().splitlines()), key=lambda run: run["RANK"] or "")
 
@@ -95,7 +98,11 @@ print(launch.run_children([Child([{deaf!r}], {{}})]))
     )
     path = os.pathsep.join([str(tmp_path), str(Path(launch.__file__).parents[1])])
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.stdout == "([137], True)\n", done.stderr
 
@@ -132,8 +139,12 @@ def test_ranks_of_another_launcher_agree_on_the_run_id(monkeypatch):
     environment = {**os.environ, "WORLD_SIZE": "2", "PYTHONPATH": path}
 
     def ids(count):
-        starter = f"import subprocess, sys\nfor _ in range({count}): subprocess.run([sys.executable, '-c', {program!r}])"
-        done = subprocess.run([sys.executable, "-c", starter], env=environment, capture_output=True, text=True, timeout=60)
+        starter = (
+            f"import subprocess, sys\nfor _ in range({count}): subprocess.run([sys.executable, '-c', {program!r}])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", starter], env=environment, capture_output=True, text=True, timeout=60
+        )
         return done.stdout.split()
 
     first, second = ids(2)

@@ -87,7 +87,14 @@ def test_an_experiment_may_be_a_sweep(commands, options):
     folder = options({"experiment/grid": text})
     assert cli.main(["experiment=grid", "--config-dir", folder, "hydra.searchpath=[pkg://flowrun]"]) == 0
     assert [list(command.arguments) for command in commands] == [
-        ["--config-dir", folder, f"seed={seed}", "experiment=grid", "hydra.searchpath=[pkg://flowrun]", "hydra.mode=RUN"]
+        [
+            "--config-dir",
+            folder,
+            f"seed={seed}",
+            "experiment=grid",
+            "hydra.searchpath=[pkg://flowrun]",
+            "hydra.mode=RUN",
+        ]
         for seed in (4, 5)
     ]
     assert [Path(command.environment["FLOWRUN_RUN_DIR"]).name for command in commands] == ["0-seed=4", "1-seed=5"]

@@ -1,0 +1,51 @@
+"""Training needs the cache, not the pictures it was made from."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from flowrun import cli
+from tests.conftest import SMALL, Runs, losses
+
+FOLDER = ("data=folder", "data.path=pictures", "train.steps=6", "task.caption_dropout=0.3")
+
+
+@pytest.fixture
+def pictures(runs: Runs) -> Path:
+    folder = runs.folder / "pictures"
+    (folder / "more").mkdir(parents=True)
+    for name, colour in (("a", "red"), ("b", "green"), ("more/a", "blue")):
+        Image.new("RGB", (40, 50), colour).save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text(f"{colour} card", encoding="utf-8")
+    return folder
+
+
+def command(*overrides: str) -> int:
+    return cli.main([*(text for text in SMALL if not text.startswith("data.")), *FOLDER, *overrides])
+
+
+def test_training_goes_on_from_the_manifest_with_the_same_losses(runs: Runs, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command() == 0
+    before = losses(runs.newest("train"))
+    shutil.rmtree(pictures)
+    capsys.readouterr()
+    assert command("resume=none", "run_id=without") == 0
+    assert losses(runs.newest("train")) == before
+    assert "the data are gone" in (runs.newest("train") / "plan.txt").read_text()
+
+
+def test_other_settings_than_the_caches_are_refused_with_both_values(runs: Runs, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("stage=cache") == 0
+    shutil.rmtree(pictures)
+    assert command("data.geometry.size=[64,64]") == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "[32, 32]" in line and "[64, 64]" in line
+
+
+def test_without_a_cache_the_missing_folder_is_the_error(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command() == 2
+    assert "data.path" in capsys.readouterr().err
