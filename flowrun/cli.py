@@ -62,6 +62,8 @@ def _command(arguments: Sequence[str]) -> int:
     options = option_names(folders)
     parsed = overrides.check(flags.overrides, options)
     sweep = _sweep(flags, _run_id(parsed))
+    if flags.multirun:  # a file that asks for a sweep is seen only when the first job starts
+        sweep.check()
     try:
         with reworded(folders), _environment(HYDRA_FULL_ERROR="1", FLOWRUN_RUN_ID=sweep.run_id):
             composed = _compose(flags, sweep, overrides.swept(parsed))
@@ -77,8 +79,8 @@ def _command(arguments: Sequence[str]) -> int:
 
 
 def _compose(flags: Namespace, sweep: Sweep, swept: Sequence[str]) -> tuple[DictConfig, str] | None:
-    """Let Hydra do what the flags ask for: the run and the help text's template, or None when it was a sweep, whose jobs
-    have run, or something to show (--cfg, --info)."""
+    """Let Hydra do what the flags ask for: the run and the help text's template; None when it was a sweep, whose
+    jobs have run by then, or something to show (--cfg, --info)."""
     composed: list[tuple[DictConfig, str]] = []
 
     def task(cfg: DictConfig) -> None:

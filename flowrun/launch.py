@@ -67,9 +67,11 @@ def run_children(commands: Sequence[Command]) -> tuple[list[int], bool]:
 
     The first signal asks every child once, the second asks once more (a run then ends at once), the third kills."""
     with Signals() as signals:
-        children = [command.start() for command in commands]
+        children: list[subprocess.Popen[bytes]] = []
         passed_on, failed_at = 0, None
         try:
+            for command in commands:
+                children.append(command.start())
             while any(child.poll() is None for child in children):
                 time.sleep(POLL_S)
                 while passed_on < len(signals.came):

@@ -44,16 +44,20 @@ class Sweep:
         self.existed = self.table.exists()
         self._new = [path for path in (self.root, *self.root.parents) if not path.exists()]
 
-    def job(self, number: int, overrides: Sequence[str], keys: Collection[str], found_by: Sequence[str]) -> None:
-        """Run one job and add its row. A job that fails leaves its status there and the sweep goes on.
-
-        keys: the settings that are swept. found_by: overrides of Hydra's own that the child needs, its search path.
-        Raises KeyboardInterrupt when the sweep was asked to stop, ConfigError inside a launched rank."""
+    def check(self) -> None:
+        """Raises ConfigError when no sweep can start here."""
         if inside_ranks():
             what = "a sweep cannot run inside launched ranks"
             raise ConfigError("-m", what, "start it from one process; each job starts its own")
         if self.existed:
             raise ConfigError("run_id", f"{self.root} holds another sweep", "leave run_id out or give a new one")
+
+    def job(self, number: int, overrides: Sequence[str], keys: Collection[str], found_by: Sequence[str]) -> None:
+        """Run one job and add its row. A job that fails leaves its status there and the sweep goes on.
+
+        keys: the settings that are swept. found_by: overrides of Hydra's own that the child needs, its search path.
+        Raises KeyboardInterrupt when the sweep was asked to stop, ConfigError as `check` does."""
+        self.check()
         swept = [text for text in overrides if _key_value(text)[0] in keys]
         directory = self.root / _name(number, swept)
         sys.stdout.write(f"job {number}: {' '.join(swept) or 'nothing swept'} -> {directory}\n")
@@ -61,8 +65,9 @@ class Sweep:
         environment = {"FLOWRUN_RUN_DIR": str(directory), "FLOWRUN_SWEEP": self.run_id,
                        "FLOWRUN_RUN_ID": f"{self.run_id}-{number}"}  # fmt: skip
         began = time.monotonic()
-        (code,), stopped = run_children([Command([*self.flags, *overrides, *found_by, "hydra.mode=RUN"], environment)])
-        settings = {"job": str(number), **dict(map(_key_value, overrides))}
+        own = [text for text in overrides if not text.startswith("run_id=")]  # that one is the sweep's
+        (code,), stopped = run_children([Command([*self.flags, *own, *found_by, "hydra.mode=RUN"], environment)])
+        settings = {"job": str(number), **dict(map(_key_value, own))}
         outcome = {
             "status": STATUS.get(code, "failed"),
             "seconds": f"{time.monotonic() - began:.1f}",

@@ -1,4 +1,4 @@
-"""Every option in conf/ composes, its class exists, and its file lists every field with a comment. New options are found."""
+"""Every option in conf/ composes, its class exists, and its file lists every field with a comment; new ones count."""
 
 import re
 from dataclasses import MISSING, fields, is_dataclass

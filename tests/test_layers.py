@@ -10,14 +10,14 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "flowrun"
 
-# A module may import modules of its own layer or of one above it in this list. Names are modules or folders of flowrun/.
+# A module may import modules of its own layer or of one above it in this list. Names: modules or folders of flowrun/.
 LAYERS = (
     "config wording spelling registry compose overrides launch files disk plain progress stop flow dist tracking",
     "graph",
     "cache",
     "modular",
     "pipelines splitters data accelerators rewards",
-    "algorithms adapters optim checkpoint sampling batches prompts feed library grids",
+    "algorithms adapters optim checkpoint sampling batches prompts remembered feed library grids remembered",
     "stages",
     "run plan explain rundir session nearest",
     "sweep cli __main__",

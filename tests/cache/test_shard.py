@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import stat
 from collections.abc import Iterator
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -20,19 +20,19 @@ from flowrun.cache.tensorfile import Damaged
 
 
 def read_shard(path: Path) -> Iterator[tuple[str, str, str, list[torch.Tensor]]]:
-    """Key, row, text and tensors of every value, with the safetensors package alone."""
+    """Key, row id, JSON text and tensors of every value, with the safetensors package alone."""
     with safe_open(path, "pt") as file:
         table = {name: file.get_tensor(name).tolist() for name in file.keys() if not name.startswith("values/")}  # noqa: SIM118
-        columns = json.loads(file.metadata()["columns"])
-        ends = [itertools.pairwise([0, *table[name]]) for name in ("rows.ends", "texts.ends")]
-        rows, texts = ([bytes(table[name][a:b]).decode() for a, b in pairs] for name, pairs in zip(("rows.bytes", "texts.bytes"), ends))
-        leaves, begin = zip(table["leaf.column"], table["leaf.length"]), [0] * len(columns)
-        for key, row, text, count in zip(table["keys"], table["row"], table["text"], table["leaves"]):
+        text = {name: bytes(table[f"{name}.bytes"]) for name in ("rows", "texts")}
+        cut = {name: [text[name][a:b].decode() for a, b in pairwise([0, *table[f"{name}.ends"]])] for name in text}
+        columns, leaves = json.loads(file.metadata()["columns"]), zip(table["leaf.column"], table["leaf.length"])
+        end = dict.fromkeys(range(len(columns)), 0)
+        for key, row, number, count in zip(table["keys"], table["row"], table["text"], table["leaves"]):
             tensors = []
-            for column, length in itertools.islice(leaves, count):
-                tensors.append(file.get_slice(columns[column])[begin[column] : begin[column] + length])
-                begin[column] += length
-            yield bytes(key).hex(), rows[row], texts[text], tensors
+            for column, length in islice(leaves, count):
+                end[column] += length
+                tensors.append(file.get_slice(columns[column])[end[column] - length : end[column]])
+            yield bytes(key).hex(), cut["rows"][row], cut["texts"][number], tensors
 
 
 def test_a_shard_can_be_read_with_the_safetensors_package_alone(root: Path) -> None:

@@ -13,7 +13,6 @@ import yaml
 from flowrun import cli
 from flowrun.config import ConfigError, DataError, Failure, Run, Stage, Stopped
 
-
 pytestmark = pytest.mark.usefixtures("composed_once")
 
 

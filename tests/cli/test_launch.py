@@ -12,7 +12,6 @@ import pytest
 
 from flowrun import cli, launch
 
-
 pytestmark = pytest.mark.usefixtures("composed_once")
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -145,7 +146,8 @@ def test_a_second_sweep_of_the_same_name_is_refused(commands, capfd):
     before = rows()
     capfd.readouterr()
     assert cli.main(["-m", "seed=2", "run_id=mine"]) == 2
-    assert "flowrun: run_id: " in capfd.readouterr().err
+    assert re.fullmatch("flowrun: run_id: .*/mine holds another sweep; leave .*\n", capfd.readouterr().err)
+    assert list(commands[0].arguments) == ["seed=0", "hydra.mode=RUN"], "the name is the sweep's, not the job's"
     assert rows() == before
     assert len(commands) == 1
 
@@ -168,7 +170,7 @@ def test_no_sweep_inside_launched_ranks(commands, monkeypatch, capfd, elsewhere)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("FLOWRUN_RUN_ID", "x")
     assert cli.main(["-m", "seed=0,1"]) == 2
-    assert capfd.readouterr().err.endswith(
+    assert capfd.readouterr().err == (
         "flowrun: -m: a sweep cannot run inside launched ranks; start it from one process; each job starts its own\n"
     )
     assert not commands
@@ -186,7 +188,7 @@ def test_a_stopped_job_ends_the_sweep(commands, capfd):
 
 
 def test_ctrl_c_asks_the_running_job_once(children, elsewhere):
-    """The signal goes to the whole foreground group, as a terminal sends it; the job would be asked twice without care."""
+    """The signal goes to the whole foreground group, as from a terminal: without care the job is asked twice."""
     command = [sys.executable, "-m", "flowrun", "-m", "seed=9,0"]
     parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     ready, until = Path(f"{children}.readyNone"), time.monotonic() + 60

@@ -1,0 +1,62 @@
+"""The plan says what will happen, and agrees with what then happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrun.config import Stage
+from flowrun.plan import columns
+from flowrun.run import assemble
+from tests.conftest import SMALL, Runs, result
+
+
+def section(plan: str, title: str) -> list[str]:
+    """Lines of one section, the title taken off."""
+    lines = plan.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(title))
+    rest = [line for line in lines[start + 1 :]]
+    end = next((i for i, line in enumerate(rest) if not line.startswith(" ")), len(rest))
+    return [line[12:] for line in [lines[start], *rest[:end]]]
+
+
+def test_units_are_listed_with_reads_writes_models_stage_and_reason(runs: Runs) -> None:
+    plan = str(assemble([*SMALL, "model.pipeline=tests.plugins:Jittered"]).plan)
+    header, text, target, jitter = (line.split("  ") for line in section(plan, "units"))
+    assert [cell.strip() for cell in header if cell.strip()] == ["unit", "reads", "writes", "models", "stage", "why"]
+    assert [cell.strip() for cell in text if cell.strip()][:5] == ["text", "prompt", "pooled_prompt_embeds, prompt_embeds", "text_encoder", "cache"]
+    assert "cache" in [cell.strip() for cell in target]
+    assert "train" in [cell.strip() for cell in jitter]
+    assert "draws anew each epoch" in "".join(jitter)
+
+
+def test_models_are_listed_with_the_stages_that_load_them(runs: Runs) -> None:
+    split, whole = (section(str(assemble([*SMALL, f"task={task}"]).plan), "models") for task in ("sft_split", "sft"))
+    assert split[0].startswith("text_encoder") and split[0].endswith("loaded in: cache")
+    assert whole[0].endswith("loaded in: train")
+    assert split[1].startswith("transformer") and split[1].endswith("loaded in: train")
+
+
+def test_what_is_to_be_made_is_what_is_made(runs: Runs) -> None:
+    before = section(str(assemble(SMALL).plan), "cache")
+    assert before[1] == "0 values there, 14 to make, from 5 rows"  # 4 rows of 3 values, one empty caption of 2 for all
+    runs("stage=cache")
+    assert result(runs.newest("cache"))["rows"] == 5
+    assert section(str(assemble(SMALL).plan), "cache")[1] == "14 values there, 0 to make, from 0 rows"
+
+
+def test_rows_sizes_steps_and_places_are_told(runs: Runs) -> None:
+    assembly = assemble([*SMALL, "train.batch_size=3", "train.steps=null", "train.epochs=3", "run_id=x", "adapter=lora"])
+    plan = str(assembly.plan)
+    assert section(plan, "data") == ["4 rows from emoji", "32x32 pixels: 4 rows"]
+    assert "transformer: LoRA rank 16, fp32" in plan
+    assert "6 steps of 3 rows" in plan
+    assert section(plan, "results")[-1] == str(runs.folder / "outputs/runs/train/sft_split-emoji_tiny/x")
+
+
+@pytest.mark.parametrize(("overrides", "stages"), [((), (Stage.cache, Stage.train)), (("stage=train",), (Stage.train,)), (("task=sft",), (Stage.train,))])
+def test_stages_follow_from_task_and_stage(runs: Runs, overrides: tuple[str, ...], stages: tuple[Stage, ...]) -> None:
+    assert assemble([*SMALL, *overrides]).stages == stages
+
+
+def test_columns_are_as_wide_as_their_widest_entry() -> None:
+    assert columns([("a", "bbb", "c"), ("aa", "b", "")]) == ["a   bbb  c", "aa  b"]
