@@ -147,11 +147,18 @@ def _text(rows: Sequence[dict[str, str]]) -> str:
     """The table for a terminal: every column but the directory, which the progress lines have shown."""
     columns = [name for name in _columns(rows) if name != "directory"]
     cells = [columns, *([row.get(name) or "" for name in columns] for row in rows)]
-    cells = [[cell if len(cell) <= WIDEST else cell[: WIDEST - 1] + "…" for cell in line] for line in cells]
+    cells = [[_short(cell) for cell in line] for line in cells]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
     )
+
+
+def _short(cell: str) -> str:
+    """Six digits of a long number, the beginning of a long text."""
+    if re.fullmatch(r"-?\d+\.\d{6,}(e-?\d+)?", cell):
+        return f"{float(cell):.6g}"
+    return cell if len(cell) <= WIDEST else cell[: WIDEST - 1] + "…"
 
 
 @contextmanager

@@ -157,6 +157,13 @@ def test_pictures_use_the_empty_prompt_as_the_negative_only_under_guidance(pipel
         sampling.pictures(pipeline, {"a": rows["a"]}, ["a"], [0], (32, 32), 3, 3.0)
 
 
+def test_every_prompt_and_every_seed_has_noise_of_its_own(pipeline: EmojiPipeline) -> None:
+    same = encoded("a")["a"]  # equal conditions: only the noise can differ
+    drawn = sampling.pictures(pipeline, {"a": same, "b": same}, ["a", "b"], [0, 1], (32, 32), 2, 1.0)
+    images = torch.stack([picture.image.flatten() for picture in drawn])  # [4, 3072]
+    assert torch.pdist(images).min() > 10
+
+
 def test_pictures_leave_the_global_generator_alone(pipeline: EmojiPipeline) -> None:
     before = torch.get_rng_state()
     sampling.pictures(pipeline, encoded("a"), ["a"], [0], (32, 32), 2, 1.0)

@@ -7,8 +7,10 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from flowrun.config import Failure, Verify
 
 MOST_OPEN = 256  # shards; each holds one file descriptor, and many systems allow a process 1024
 REMEDY = "run stage=cache to make it again"
+Take = Callable[[int, str, tuple[Leaf, ...]], tuple[Any, Sequence[Leaf]]]
 log = logging.getLogger(__name__)
 
 
@@ -139,16 +142,23 @@ class Catalog:
 
     def _reads(self, key: bytes) -> bool:
         try:
-            self.read([key])
+            self.read([key], lambda number, text, leaves: (None, leaves))
         except (DamagedValue, MissingValue):  # the first has been logged by set_aside
             return False
         return True
 
-    def read(self, keys: Sequence[bytes]) -> list[tuple[str, tuple[Leaf, ...]]]:
-        """Text and leaves of the values; the leaves' data are views of the files. Raises MissingValue, DamagedValue."""
-        return [self._read(key, place) for key, place in zip(keys, self.index.places(keys), strict=True)]
+    def read(self, keys: Sequence[bytes], take: Take) -> list[Any]:
+        """What `take` makes of each value. Raises MissingValue, DamagedValue.
 
-    def _read(self, key: bytes, place: tuple[str, int] | None) -> tuple[str, tuple[Leaf, ...]]:
+        take(place in keys, text, leaves) -> (result, leaves to check). The leaves it gets are views of the files. It
+        copies them, and gives back the copies: what is checked is then what is used, and still in the processor's cache.
+        """
+        found = self.index.places(keys)
+        return [
+            self._read(key, place, partial(take, n)) for n, (key, place) in enumerate(zip(keys, found, strict=True))
+        ]
+
+    def _read(self, key: bytes, place: tuple[str, int] | None, take: partial[Any]) -> Any:
         fault, looked_again = None, False
         while True:
             if place is None:
@@ -160,25 +170,26 @@ class Catalog:
                 self.refresh()  # another process may have added it
             else:
                 try:
-                    return self._checked(*place)
+                    return self._checked(*place, take)
                 except FileNotFoundError:
                     self.refresh()  # another process merged the shard into a larger one
                 except _SetAside as found:
                     fault = found.fault
             place = self.index.places([key])[0]
 
-    def _checked(self, name: str, number: int) -> tuple[str, tuple[Leaf, ...]]:
+    def _checked(self, name: str, number: int, take: partial[Any]) -> Any:
         """Raises FileNotFoundError, _SetAside (after setting the value aside)."""
         try:
             shard = self.open(name)
         except Damaged as fault:
             raise _SetAside(self.set_aside(Fault(name, None, None, "", fault.why))) from fault
-        text, leaves = shard.text_of(number), shard.leaves_of(number)
+        text = shard.text_of(number)
+        result, leaves = take(text, shard.leaves_of(number))
         if self.verify is not Verify.never and not shard.checked[number]:
             if not shard.is_intact(number, text, leaves):
                 raise _SetAside(self.set_aside(self.fault(shard, number)))
             shard.checked[number] = 1
-        return text, leaves
+        return result
 
     def listed(self, shard: Shard) -> list[int]:
         """Numbers of the shard's values that are not set aside."""

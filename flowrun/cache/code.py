@@ -81,7 +81,9 @@ def _source(item: Any) -> str | None:
 def _class(cls: type) -> Any:
     """The source; where there is none, the code of the methods and the plain attributes."""
     source = _source(cls)
-    own = {name: value for name, value in vars(cls).items() if isinstance(value, FunctionType) or not name.startswith("__")}
+    own = {
+        name: value for name, value in vars(cls).items() if isinstance(value, FunctionType) or not name.startswith("__")
+    }
     return _plain_items(own) if source is None else source
 
 

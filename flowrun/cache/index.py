@@ -96,14 +96,21 @@ class Index:
         )
         value = np.concatenate([np.arange(len(keys), dtype=np.uint32) for keys in fresh.values()])
         order = np.argsort(halves[:, 0], kind="stable")
-        at = np.searchsorted(self.first, halves[order, 0], side="right")
-        sizes = {**self.sizes, **{name: present[name] for name in fresh}}
+        at = np.searchsorted(self.first, halves[order, 0], side="right") + np.arange(len(order))
+        is_new = np.zeros(len(self) + len(order), bool)
+        is_new[at] = True
+
+        def woven(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+            out = np.empty(len(is_new), new.dtype)
+            out[at], out[~is_new] = new[order], old
+            return out
+
         return Index(
-            sizes,
-            np.insert(self.first, at, halves[order, 0]),
-            np.insert(self.second, at, halves[order, 1]),
-            np.insert(self.shard.astype(np.uint32), at, shard[order]),
-            np.insert(self.value.astype(np.uint32), at, value[order]),
+            {**self.sizes, **{name: present[name] for name in fresh}},
+            woven(self.first, halves[:, 0]),
+            woven(self.second, halves[:, 1]),
+            woven(self.shard, shard),
+            woven(self.value, value),
         )
 
     def inside(self, name: str) -> np.ndarray:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flowrun.cache import merge
 from flowrun.cache.catalog import Catalog
-from flowrun.cache.values import ONE_TENSOR, decode, stack
+from flowrun.cache.values import Stack, take
 from flowrun.cache.writer import Writer
 from flowrun.config import Verify
 
@@ -44,18 +44,18 @@ class Store:
 
     def get_many(self, keys: Sequence[bytes]) -> list[Any]:
         """Several values with one look-up. Raises MissingValue, DamagedValue."""
-        return [decode(text, leaves) for text, leaves in self.catalog.read(keys)]
+        return self.catalog.read(keys, take)
 
     def stack(self, keys: Sequence[bytes]) -> Tensor:
         """Values that are one tensor each, as one fresh tensor [len(keys), *shape]; every byte is copied once.
 
-        Raises MissingValue, DamagedValue; ValueError when a value is no tensor or types or shapes differ.
+        Raises MissingValue, DamagedValue; ValueError for no keys, no tensors, or types or shapes that differ.
         """
-        values = self.catalog.read(keys)
-        for key, (text, _) in zip(keys, values, strict=True):
-            if text != ONE_TENSOR:
-                raise ValueError(f"value {key.hex()} is not a single tensor, so it cannot be stacked")
-        return stack([leaves[0] for _, leaves in values])
+        if not keys:
+            raise ValueError("there is nothing to stack")
+        stack = Stack(len(keys))
+        self.catalog.read(keys, stack.take)
+        return stack.batch
 
     def ahead(self, keys: Sequence[bytes]) -> None:
         """Have the system read these values from disk while the caller goes on. Unknown keys are passed over."""

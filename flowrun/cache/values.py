@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -127,10 +128,10 @@ def _bytes(tensor: Tensor) -> np.ndarray:
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
-def decode(text: str, leaves: tuple[Leaf, ...]) -> Any:
-    """The value; its tensors lie in fresh memory. Raises Failure when a named tuple's type is not registered."""
+def decode(text: str, tensors: Sequence[Tensor]) -> Any:
+    """The value that `text` describes, with these tensors in it. Raises Failure for a named tuple not registered."""
     if text == ONE_TENSOR:
-        return tensor_of(leaves[0])
+        return tensors[0]
 
     def value(plain: Any) -> Any:
         if type(plain) is not dict:
@@ -148,7 +149,7 @@ def decode(text: str, leaves: tuple[Leaf, ...]) -> Any:
         return _registered[name](*map(value, items))
 
     read = {
-        "tensor": lambda number: tensor_of(leaves[number]),
+        "tensor": tensors.__getitem__,
         "list": lambda items: [value(item) for item in items],
         "tuple": lambda items: tuple(value(item) for item in items),
         "named": named,
@@ -158,24 +159,35 @@ def decode(text: str, leaves: tuple[Leaf, ...]) -> Any:
     return value(json.loads(text))
 
 
-def tensor_of(leaf: Leaf) -> Tensor:
-    """A copy of the leaf in fresh, aligned memory."""
-    tensor = torch.empty(leaf.shape, dtype=DTYPES[leaf.code])
-    _bytes(tensor)[:] = np.frombuffer(leaf.data, np.uint8)
-    return tensor
+def take(place: int, text: str, leaves: Sequence[Leaf]) -> tuple[Any, list[Leaf]]:
+    """The value, its tensors each in fresh, aligned memory of its own; and its leaves there (see Catalog.read)."""
+    tensors = [torch.empty(leaf.shape, dtype=DTYPES[leaf.code]) for leaf in leaves]
+    return decode(text, tensors), [_fill(_bytes(tensor), leaf) for tensor, leaf in zip(tensors, leaves, strict=True)]
 
 
-def stack(leaves: list[Leaf]) -> Tensor:
-    """Leaves of equal type and shape as one fresh tensor [len(leaves), *shape], each copied once.
+def _fill(memory: np.ndarray, leaf: Leaf) -> Leaf:
+    """Copy the leaf's bytes into `memory` [nbytes], uint8."""
+    memory[:] = np.frombuffer(leaf.data, np.uint8)
+    return Leaf(leaf.code, leaf.shape, memory)
 
-    Raises ValueError when types or shapes differ.
-    """
-    kinds = {(leaf.code, leaf.shape) for leaf in leaves}
-    if len(kinds) != 1:
-        raise ValueError(f"only tensors of equal type and shape can be stacked, here are {sorted(kinds)}")
-    ((code, shape),) = kinds
-    batch = torch.empty((len(leaves), *shape), dtype=DTYPES[code])
-    rows = _bytes(batch).reshape(len(leaves), math.prod(shape) * ITEM_BYTES[code])
-    for row, leaf in zip(rows, leaves, strict=True):
-        row[:] = np.frombuffer(leaf.data, np.uint8)
-    return batch
+
+class Stack:
+    """Takes values of one tensor each into one fresh tensor, `batch` [count, *shape], of the first one's type and shape."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.first: Leaf | None = None
+
+    def take(self, place: int, text: str, leaves: Sequence[Leaf]) -> tuple[None, list[Leaf]]:
+        """Raises ValueError for a value that is no tensor, or of another type or shape."""
+        if text != ONE_TENSOR:
+            raise ValueError(f"value {place} is not a single tensor, so it cannot be stacked")
+        leaf = leaves[0]
+        if self.first is None:
+            self.first = leaf
+            self.batch = torch.empty((self.count, *leaf.shape), dtype=DTYPES[leaf.code])
+            self._rows = _bytes(self.batch).reshape(self.count, math.prod(leaf.shape) * ITEM_BYTES[leaf.code])
+        if (leaf.code, leaf.shape) != (self.first.code, self.first.shape):
+            kinds = " and ".join(f"{kind.code} {list(kind.shape)}" for kind in (self.first, leaf))
+            raise ValueError(f"only tensors of equal type and shape can be stacked, here are {kinds}")
+        return None, [_fill(self._rows[place], leaf)]

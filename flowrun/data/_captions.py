@@ -5,27 +5,28 @@ The whole text counts, line breaks included, without white space at its ends and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
+from collections.abc import Callable
 from pathlib import Path
 
 BOM = b"\xef\xbb\xbf"
-MOST_COMPARED = 200  # names; spelling is compared pair by pair, so large folders are compared by stem only
 
 
 class CaptionFault(Exception):
     """A caption cannot be used; the message names the caption file where there is one."""
 
 
-def read_caption(picture: Path, others: Iterable[str]) -> str:
-    """The picture's caption. others: names of the files in its folder that belong to no picture, for near misses.
+def read_caption(picture: Path, near: Callable[[Path], list[str]]) -> str:
+    """The picture's caption. near: names of files that may have been meant, given the path of a missing caption file.
 
     Raises CaptionFault: no such file, not UTF-8 (with the byte's position), or empty."""
     path = picture.with_suffix(".txt")
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise CaptionFault(f"has no caption file {path.name}{_near(path, others)}") from None
+        instead = ", ".join(near(path))
+        raise CaptionFault(
+            f"has no caption file {path.name}" + (f", but there is {instead}" if instead else "")
+        ) from None
     except OSError as error:
         raise CaptionFault(f"its caption file {path.name} cannot be read: {error.strerror}") from error
     offset = len(BOM) if data.startswith(BOM) else 0
@@ -38,15 +39,6 @@ def read_caption(picture: Path, others: Iterable[str]) -> str:
     if not text:
         raise CaptionFault(f"its caption file {path.name} is empty")
     return text
-
-
-def _near(path: Path, others: Iterable[str]) -> str:
-    names = sorted(others)
-    stem = path.stem.casefold()
-    near = [name for name in names if name.casefold().split(".")[0] == stem.split(".")[0]]
-    if not near and len(names) <= MOST_COMPARED:
-        near = get_close_matches(path.name, names, n=3, cutoff=0.8)
-    return f", but there is {', '.join(near[:3])}" if near else ""
 
 
 def _encoding(data: bytes) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 from flowrun.data._picture import EXTENSIONS
 
-SHOWN = 3  # names of unread files in a message
+SHOWN = 3  # names of files in a message
+MOST_COMPARED = 200  # names; spelling is compared pair by pair, so in large folders only the stem counts
 
 
 @dataclass
@@ -20,16 +22,35 @@ class Listing:
     others: dict[Path, list[str]] = field(default_factory=dict)
     hidden: int = 0
     faults: dict[str, str] = field(default_factory=dict)
+    _by_stem: dict[Path, list[str]] = field(default_factory=dict)
 
     @property
     def ignored(self) -> int:
         return self.hidden + sum(map(len, self.others.values()))
+
+    def add_others(self, folder: Path, names: list[str]) -> None:
+        self.others[folder] = names
+        for name in names:
+            self._by_stem.setdefault(folder / _stem(name), []).append(name)
+
+    def near(self, path: Path) -> list[str]:
+        """Unused files of the folder whose names resemble that of `path`, which is missing."""
+        near = self._by_stem.get(path.parent / _stem(path.name), [])
+        others = self.others.get(path.parent, [])
+        if not near and len(others) <= MOST_COMPARED:
+            near = get_close_matches(path.name, others, n=SHOWN, cutoff=0.8)
+        return near[:SHOWN]
 
     def unread(self) -> str:
         """Words about visible files that nothing reads, such as a metadata file at the root; or none."""
         names = [name for folder in sorted(self.others) for name in self.others[folder]]
         more = ", ..." if len(names) > SHOWN else ""
         return f" (not read: {', '.join(names[:SHOWN])}{more})" if names else ""
+
+
+def _stem(name: str) -> str:
+    """What stands before the first dot, in lower case: `cat` for Cat.png.txt."""
+    return name.casefold().partition(".")[0]
 
 
 def list_folder(root: Path) -> Listing:
@@ -61,8 +82,9 @@ def _sort_out(root: Path, folder: Path, files: list[str], found: Listing) -> Non
     found.hidden += len(files) - len(visible)
     pictures = [name for name in visible if Path(name).suffix.lower() in EXTENSIONS]
     captions = {Path(name).with_suffix(".txt").name for name in pictures}
-    if others := [name for name in visible if name not in captions and name not in set(pictures)]:
-        found.others[folder] = others
+    used = captions.union(pictures)
+    if others := [name for name in visible if name not in used]:
+        found.add_others(folder, others)
     for name in pictures:
         relative = (folder / name).relative_to(root).as_posix()
         try:

@@ -104,7 +104,7 @@ class Folder(Source):
         except (picture.PictureFault, ValueError) as error:
             reasons.append(str(error))
         try:
-            caption = read_caption(path, listing.others.get(path.parent, ()))
+            caption = read_caption(path, listing.near)
         except CaptionFault as error:
             reasons.append(str(error))
         return (None if reasons else Row(id=name, prompt=caption, size=size, source=path)), reasons

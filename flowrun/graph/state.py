@@ -75,8 +75,18 @@ def _tensor(tensor: Tensor, gradient: bool) -> Tensor:
 
 def _own(tensor: Tensor) -> bool:
     return (
-        tensor.is_contiguous()
+        tensor.stride() == _strides(tensor.shape)
         and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         and tensor.data_ptr() % ALIGNMENT == 0
         and not tensor.is_inference()  # such a tensor has no version counter, so a later change could not be seen
     )
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a fresh tensor. `is_contiguous` overlooks dimensions of size 1, but convolutions choose their algorithm by the
+    strides of those too: [B, 1, H, W] can be contiguous and channels-last at once."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

@@ -75,7 +75,7 @@ class Trainer:
     def _micro(self, step: int, micro: int, visits: list[Visit], share: float) -> dict[str, float]:
         """Forward and backward of one micro-batch; its gradients count by its share of the step's rows."""
         key = seed_of(self.run.seed, "step", self.dist.rank, step, micro)
-        torch.manual_seed(key)  # dropout inside networks draws from the global generator
+        _seed_global(key)  # dropout inside networks draws from there
         batch = self.feed.batch(visits)
         with self.dist.autocast():
             out = self.algorithm.loss(self.pipeline, batch, torch.Generator().manual_seed(key))
@@ -137,3 +137,10 @@ class Trainer:
             if saved[name].shape != parameter.shape:
                 raise ConfigError("resume", f"{name} is {list(saved[name].shape)} in the checkpoint and {list(parameter.shape)} here",
                                   "use the rank and sizes it was made with, or start anew with resume=none")
+
+
+def _seed_global(key: int) -> None:
+    """torch.manual_seed for the generators in use; that one also formats a stack trace for each kind of device (0.2 ms)."""
+    torch.default_generator.manual_seed(key)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(key)

@@ -30,7 +30,9 @@ def same(a: Any, b: Any) -> bool:
 
 def key_of(number: int) -> bytes:
     """A key as good as random, the same in every process."""
-    return torch.randint(0, 256, (16,), generator=torch.Generator().manual_seed(number)).to(torch.uint8).numpy().tobytes()
+    return (
+        torch.randint(0, 256, (16,), generator=torch.Generator().manual_seed(number)).to(torch.uint8).numpy().tobytes()
+    )
 
 
 def value_of(number: int) -> torch.Tensor:

@@ -89,7 +89,10 @@ def test_killed_by_the_system_at_any_moment_every_record_is_whole_and_little_is_
         child = os.fork()
         if child == 0:
             try:
-                with Store(root).writer(flush_mb=per_flush * 140 / 1e6, flush_s=30) as writer, open(progress, "a") as log:
+                with (
+                    Store(root).writer(flush_mb=per_flush * 140 / 1e6, flush_s=30) as writer,
+                    open(progress, "a") as log,
+                ):
                     for number in range(1_000_000):
                         writer.put(key_of(number % 5000), value_of(number % 5000), f"row {number}")
                         os.write(log.fileno(), b".")
@@ -139,11 +142,15 @@ def full_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     yield fill_up
 
 
-def test_a_full_disk_is_a_clear_failure_and_costs_nothing_that_was_written(root: Path, full_disk: Callable[[], None]) -> None:
+def test_a_full_disk_is_a_clear_failure_and_costs_nothing_that_was_written(
+    root: Path, full_disk: Callable[[], None]
+) -> None:
     store = fill(root, range(3), per_shard=3)
     before = {path: path.read_bytes() for path in shard_files(root)}
     full_disk()
-    with pytest.raises(Failure, match="no space is left on the disk while writing .*shards.*; what was written before is kept"):
+    with pytest.raises(
+        Failure, match="no space is left on the disk while writing .*shards.*; what was written before is kept"
+    ):
         fill(root, range(3, 9), per_shard=6)
     assert {path: path.read_bytes() for path in (root / "shards").iterdir()} == before  # no partial file
     assert all(same(store.get(key_of(n)), value_of(n)) for n in range(3))
@@ -172,7 +179,9 @@ def test_other_errors_pass_and_leave_no_partial_file(tmp_path: Path, monkeypatch
 
 def test_file_and_folder_reach_the_disk_in_that_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = []
-    monkeypatch.setattr(atomic, "fsync", lambda handle: done.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file"))
+    monkeypatch.setattr(
+        atomic, "fsync", lambda handle: done.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")
+    )
     monkeypatch.setattr(atomic, "replace", lambda a, b: done.append("rename") or os.replace(a, b))
     with atomic.appearing(tmp_path / "file") as file:
         file.write(b"x")

@@ -25,7 +25,11 @@ DEAD = f"{this_host()}-999999999-0123456789ab"
 
 def manifest(root: Path, numbers: range, parts: Parts = PARTS) -> Path:
     """Row n needs value n."""
-    return write_manifest(root, parts, [ManifestRow(f"row {n}", f"caption {n}", (8, 8), bytes(16), "", {KEPT: key_of(n)}) for n in numbers])
+    return write_manifest(
+        root,
+        parts,
+        [ManifestRow(f"row {n}", f"caption {n}", (8, 8), bytes(16), "", {KEPT: key_of(n)}) for n in numbers],
+    )
 
 
 def holding(root: Path, number: int) -> Path:
@@ -35,7 +39,9 @@ def holding(root: Path, number: int) -> Path:
 
 def intact(root: Path, numbers: range) -> bool:
     store = Store(root)
-    return store.missing([key_of(n) for n in numbers]) == [] and all(same(store.get(key_of(n)), value_of(n)) for n in numbers)
+    return store.missing([key_of(n) for n in numbers]) == [] and all(
+        same(store.get(key_of(n)), value_of(n)) for n in numbers
+    )
 
 
 def test_a_sound_cache_has_no_faults(root: Path) -> None:
@@ -220,7 +226,9 @@ def test_the_command_line_needs_no_torch() -> None:
     code = "import sys, flowrun.cache.__main__ as m; m.main(['stats', sys.argv[1]]); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, os.getcwd()], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    helped = subprocess.run([sys.executable, "-m", "flowrun.cache", "--help"], capture_output=True, text=True, check=False)
+    helped = subprocess.run(
+        [sys.executable, "-m", "flowrun.cache", "--help"], capture_output=True, text=True, check=False
+    )
     assert helped.returncode == 0 and "stats|verify|prune" in helped.stdout
 
 

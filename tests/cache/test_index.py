@@ -31,7 +31,9 @@ def index_of(contents: dict[str, list[bytes]], index: Index | None = None) -> In
 def test_it_finds_exactly_what_a_dictionary_finds(first: list, second: list, wanted: list[bytes]) -> None:
     """Truth: the shards' lists themselves. `first` is indexed, then some of it goes and `second` comes."""
     before = {f"a{n}": keys for n, keys in enumerate(first)}
-    after = {name: keys for n, (name, keys) in enumerate(before.items()) if n % 2} | {f"b{n}": keys for n, keys in enumerate(second)}
+    after = {name: keys for n, (name, keys) in enumerate(before.items()) if n % 2} | {
+        f"b{n}": keys for n, keys in enumerate(second)
+    }
     for index, contents in ((index_of(before), before), (index_of(after, index_of(before)), after)):
         assert len(index) == sum(map(len, contents.values()))
         everything = [key for keys in contents.values() for key in keys]
@@ -48,7 +50,12 @@ def test_values_taken_out_are_found_in_other_shards_or_not_at_all(contents: list
     named = {f"s{n}": keys for n, keys in enumerate(contents)}
     gone = [(name, number) for name, keys in named.items() for number in range(len(keys)) if (number + len(name)) % 2]
     index = index_of(named).without(gone)
-    left = {(name, number): key for name, keys in named.items() for number, key in enumerate(keys) if (name, number) not in gone}
+    left = {
+        (name, number): key
+        for name, keys in named.items()
+        for number, key in enumerate(keys)
+        if (name, number) not in gone
+    }
     for key in {key for keys in contents for key in keys}:
         (place,) = index.places([key])
         assert left.get(place) == key if key in left.values() else place is None
@@ -61,7 +68,11 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     index.save(tmp_path / "index")
     loaded = Index.load(tmp_path / "index")
     everything = [key for keys in contents.values() for key in keys]
-    assert loaded.places(everything) == index.places(everything) == [(n, i) for n, ks in contents.items() for i in range(len(ks))]
+    assert (
+        loaded.places(everything)
+        == index.places(everything)
+        == [(n, i) for n, ks in contents.items() for i in range(len(ks))]
+    )
 
 
 def lose(root: Path) -> None:
@@ -86,7 +97,7 @@ def nothing(root: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [lose, cut, empty, garble, nothing])
-def test_whatever_happens_to_its_file_every_value_is_found(root: Path, harm) -> None:  # noqa: ANN001
+def test_whatever_happens_to_its_file_every_value_is_found(root: Path, harm) -> None:
     fill(root, range(20), per_shard=6).merge()
     harm(root)
     store = Store(root)

@@ -25,7 +25,12 @@ from flowrun.config import ConfigError
 from flowrun.graph import Unit
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4) | st.binary(max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=4)
+    | st.binary(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2) | st.integers(), inner, max_size=3),
     max_leaves=6,
 )
@@ -114,7 +119,11 @@ def test_version_and_settings_count_and_name_does_not() -> None:
 
     base = identity(process)
     assert base == identity(process, version=1, settings={})
-    different = [identity(process, version=2), identity(process, settings={"size": 64}), identity(process, settings={"size": 65})]
+    different = [
+        identity(process, version=2),
+        identity(process, settings={"size": 64}),
+        identity(process, settings={"size": 65}),
+    ]
     assert len({base, *different}) == 4
     assert code_identity(Unit(name="other", process=process)) == base
 
@@ -140,7 +149,9 @@ def test_values_that_a_closure_a_default_or_a_partial_binds_count() -> None:
     assert identity(processes[0]) != identity(processes[1])
     partials = [functools.partial(make(1), x=1), functools.partial(make(1), x=2), functools.partial(make(2), x=1)]
     assert len({identity(partial) for partial in partials}) == 3
-    assert identity(functools.partial(make(1), x=[1, {"a": 2}])) != identity(functools.partial(make(1), x=[1, {"a": 3}]))
+    assert identity(functools.partial(make(1), x=[1, {"a": 2}])) != identity(
+        functools.partial(make(1), x=[1, {"a": 3}])
+    )
 
 
 def test_what_a_process_collects_does_not_count() -> None:
@@ -174,12 +185,17 @@ CLASS = """class Encode:
 """
 
 
-EDITED = [CLASS.replace("scale = 1", "scale = 2"), CLASS.replace("helper(self, x):\n        return x", "helper(self, x):\n        return 2 * x")]
+EDITED = [
+    CLASS.replace("scale = 1", "scale = 2"),
+    CLASS.replace("helper(self, x):\n        return x", "helper(self, x):\n        return 2 * x"),
+]
 
 
 @pytest.mark.parametrize("edited", EDITED, ids=["a constant", "another method"])
 @pytest.mark.parametrize("from_file", [True, False])
-def test_objects_count_with_their_class_and_their_plain_attributes(tmp_path: Path, edited: str, from_file: bool) -> None:
+def test_objects_count_with_their_class_and_their_plain_attributes(
+    tmp_path: Path, edited: str, from_file: bool
+) -> None:
     def make_class(source: str) -> type:
         scope: dict[str, Any] = {"__name__": "nowhere"}
         exec(source, scope)
@@ -204,7 +220,9 @@ def test_attributes_in_slots_count() -> None:
 
 def test_a_method_counts_with_its_own_source_alone(tmp_path: Path) -> None:
     first, helper = load(tmp_path, CLASS), load(tmp_path, EDITED[1])
-    method = load(tmp_path, CLASS.replace("text(self, ctx, x):\n        return x", "text(self, ctx, x):\n        return 2 * x"))
+    method = load(
+        tmp_path, CLASS.replace("text(self, ctx, x):\n        return x", "text(self, ctx, x):\n        return 2 * x")
+    )
     assert identity(first.Encode(1).text) == identity(first.Encode(2).text) == identity(helper.Encode(1).text)
     assert identity(first.Encode(1).text) != identity(method.Encode(1).text)
 
@@ -227,13 +245,19 @@ def test_code_without_a_source_file_counts_in_its_compiled_form() -> None:
         exec(source, scope)
         return scope["process"]
 
-    assert identity(compiled(FUNCTION)) == identity(compiled(FUNCTION)) != identity(compiled(FUNCTION.replace("+ 1", "+ 2")))
+    assert (
+        identity(compiled(FUNCTION))
+        == identity(compiled(FUNCTION))
+        != identity(compiled(FUNCTION.replace("+ 1", "+ 2")))
+    )
     assert identity(compiled(FUNCTION)) != identity(compiled(FUNCTION.replace("'y'", "'z'")))
 
 
 @pytest.mark.parametrize("process", [None, len, int, functools.partial(len)])
 def test_a_process_without_python_code_is_refused(process: Any) -> None:
-    with pytest.raises(ConfigError, match="unit u: the source of its process .* cannot be read; give a Python function"):
+    with pytest.raises(
+        ConfigError, match="unit u: the source of its process .* cannot be read; give a Python function"
+    ):
         identity(process)
 
 

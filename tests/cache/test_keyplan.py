@@ -100,7 +100,9 @@ def test_a_change_reaches_what_depends_on_it_and_nothing_else() -> None:
 
 def test_the_argument_names_under_which_inputs_arrive_count() -> None:
     def sides(posi: dict[str, str]) -> str:
-        return keys([unit("a", "", "y", input_params_posi=posi)], {("posi", "u"): b"u" * 16, ("posi", "v"): b"v" * 16})["a.shared.y"]
+        return keys([unit("a", "", "y", input_params_posi=posi)], {("posi", "u"): b"u" * 16, ("posi", "v"): b"v" * 16})[
+            "a.shared.y"
+        ]
 
     assert sides({"first": "u", "second": "v"}) != sides({"first": "v", "second": "u"})
     assert sides({"first": "u"}) != sides({"other": "u"})
@@ -120,7 +122,11 @@ def test_an_input_has_the_keys_of_all_its_possible_writers() -> None:
     def out(key: bytes, name: str) -> bytes:
         return h(digest("output", "shared", name), key)
 
-    certain, maybe, reader = unit("c", "image", "p"), unit("m", "prompt", "p", may_write=True, version=2), unit("r", "p", "y")
+    certain, maybe, reader = (
+        unit("c", "image", "p"),
+        unit("m", "prompt", "p", may_write=True, version=2),
+        unit("r", "p", "y"),
+    )
     data, image, prompt = b"P" * 16, INPUTS["shared", "image"], INPUTS["shared", "prompt"]
     inputs = INPUTS | {("shared", "p"): data}
     c, m = out(call(certain, ["image"], image), "p"), out(call(maybe, ["prompt"], prompt), "p")
@@ -142,7 +148,10 @@ def test_frozen_draws_belong_to_run_seed_row_and_name_and_so_does_what_depends_o
     assert changed(base, keys(units)) == set()
     assert changed(base, keys(units, seed=1)) == changed(base, keys(units, row="b")) == {"noise", "mix"}
     renamed = keys([unit("other", "image", "n", random="frozen"), *units[1:]])
-    assert renamed["other.shared.n"] != base["noise.shared.n"] and renamed["latents.shared.moments"] == base["latents.shared.moments"]
+    assert (
+        renamed["other.shared.n"] != base["noise.shared.n"]
+        and renamed["latents.shared.moments"] == base["latents.shared.moments"]
+    )
 
 
 def test_seed_and_row_cannot_be_taken_for_one_another() -> None:
@@ -158,8 +167,15 @@ def both_sides(**more: Any) -> Unit:
 def test_each_side_depends_on_its_own_inputs() -> None:
     inputs = {("posi", "prompt"): b"p" * 16, ("nega", "negative"): b"n" * 16, ("shared", "size"): b"s" * 16}
     base = keys([both_sides()], inputs)
-    differing = {part: {name for name in base if keys([both_sides()], inputs | {part: b"x" * 16})[name] != base[name]} for part in inputs}
-    assert differing == {("posi", "prompt"): {"text.posi.embeds"}, ("nega", "negative"): {"text.nega.embeds"}, ("shared", "size"): set(base)}
+    differing = {
+        part: {name for name in base if keys([both_sides()], inputs | {part: b"x" * 16})[name] != base[name]}
+        for part in inputs
+    }
+    assert differing == {
+        ("posi", "prompt"): {"text.posi.embeds"},
+        ("nega", "negative"): {"text.nega.embeds"},
+        ("shared", "size"): set(base),
+    }
 
 
 def test_sides_that_draw_from_one_generator_depend_on_both() -> None:
@@ -179,7 +195,13 @@ def test_a_take_over_unit_depends_on_its_names_in_all_scopes() -> None:
 
 def test_a_barrier_depends_on_everything_before_it_and_later_readers_on_it() -> None:
     def units(version: int = 1, barrier: int = 1) -> list[Unit]:
-        return [unit("a", "prompt", "x", version=version), unit("all", take_over=True, version=barrier), unit("r", "x", "y"), unit("z", "", "w"), unit("all2", take_over=True)]
+        return [
+            unit("a", "prompt", "x", version=version),
+            unit("all", take_over=True, version=barrier),
+            unit("r", "x", "y"),
+            unit("z", "", "w"),
+            unit("all2", take_over=True),
+        ]
 
     base = keys(units())
     assert changed(base, keys(units(version=2))) == {"a", "all", "r", "all2"}
@@ -228,8 +250,12 @@ names = st.sampled_from("abc")
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sets(names), st.sets(names, min_size=1), st.booleans()), min_size=1, max_size=6), st.data())
-def test_a_unit_key_changes_exactly_when_something_changes_among_its_ancestors(drawn: list, data: st.DataObject) -> None:
+@given(
+    st.lists(st.tuples(st.sets(names), st.sets(names, min_size=1), st.booleans()), min_size=1, max_size=6), st.data()
+)
+def test_a_unit_key_changes_exactly_when_something_changes_among_its_ancestors(
+    drawn: list, data: st.DataObject
+) -> None:
     """Truth: reachability over possible writers, found by walking back from each reader."""
     units = [unit(f"u{i}", " ".join(sorted(r)), " ".join(sorted(w)), may_write=m) for i, (r, w, m) in enumerate(drawn)]
     touched = data.draw(st.integers(0, len(units) - 1))

@@ -49,7 +49,9 @@ def test_differences_name_the_part_with_its_old_and_new_description() -> None:
     assert PARTS.differences(encoder) == ["text_encoder: cached with MiniLM, frozen, configured T5, 17 M"]
     assert encoder.differences(PARTS) == ["text_encoder: cached with T5, 17 M, configured MiniLM, frozen"]
     same_words = with_part("text_encoder", Part("bbbb", "MiniLM, frozen"))
-    assert PARTS.differences(same_words) == ["text_encoder: cached with MiniLM, frozen [aaaa], configured MiniLM, frozen [bbbb]"]
+    assert PARTS.differences(same_words) == [
+        "text_encoder: cached with MiniLM, frozen [aaaa], configured MiniLM, frozen [bbbb]"
+    ]
     other = with_part("text_encoder", Part("aaaa", "the same, described otherwise"))
     assert PARTS.differences(other) == []
 
@@ -68,20 +70,28 @@ def test_the_environment_makes_warnings_and_no_difference() -> None:
 
 def test_each_set_of_parts_has_a_manifest_and_the_newest_of_its_names_is_found(tmp_path: Path) -> None:
     newer, other_data = with_part("data.size", Part("128", "128")), replace(PARTS, data="folder")
-    first, second, third = (write_manifest(tmp_path, parts, rows(n)) for n, parts in enumerate((PARTS, newer, other_data)))
+    first, second, third = (
+        write_manifest(tmp_path, parts, rows(n)) for n, parts in enumerate((PARTS, newer, other_data))
+    )
     assert len({first, second, third}) == 3
     assert newest_manifest(tmp_path, "emoji", "emoji").path == second
     assert write_manifest(tmp_path, PARTS, rows(5)) == first  # the same parts: replaced
     assert newest_manifest(tmp_path, "emoji", "emoji").path == first and len(Manifest(first)) == 5
     assert newest_manifest(tmp_path, "emoji", "folder").path == third
-    assert newest_manifest(tmp_path, "sdxl", "emoji") is None and newest_manifest(tmp_path / "nowhere", "emoji", "emoji") is None
+    assert (
+        newest_manifest(tmp_path, "sdxl", "emoji") is None
+        and newest_manifest(tmp_path / "nowhere", "emoji", "emoji") is None
+    )
     assert [m.path for m in manifests(tmp_path)[0]] == [first, third, second]
 
 
 def test_names_that_are_no_file_names_are_kept_in_the_manifest(tmp_path: Path) -> None:
     parts = replace(PARTS, model="my.module:Class", data="../photos & co")
     path = write_manifest(tmp_path, parts, rows(1))
-    assert path.parent == tmp_path / "manifests" and newest_manifest(tmp_path, "my.module:Class", "../photos & co").path == path
+    assert (
+        path.parent == tmp_path / "manifests"
+        and newest_manifest(tmp_path, "my.module:Class", "../photos & co").path == path
+    )
 
 
 def test_a_damaged_manifest_is_reported_and_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -102,7 +112,9 @@ def test_files_of_other_names_are_passed_over(tmp_path: Path) -> None:
 
 def test_a_hundred_thousand_rows_open_quickly(tmp_path: Path) -> None:
     keys, source = {EMBEDS: key_of(1), EMPTY: key_of(2)}, key_of(3)
-    path = write_manifest(tmp_path, PARTS, [ManifestRow(f"{n}.png", "caption", (64, 64), source, "", keys) for n in range(100_000)])
+    path = write_manifest(
+        tmp_path, PARTS, [ManifestRow(f"{n}.png", "caption", (64, 64), source, "", keys) for n in range(100_000)]
+    )
     times = []
     for _ in range(3):
         started = time.perf_counter()

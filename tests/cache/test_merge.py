@@ -17,7 +17,9 @@ from flowrun.config import Verify
 
 def holds(root: Path, numbers: range) -> bool:
     store = Store(root)
-    return store.missing([key_of(n) for n in numbers]) == [] and all(same(store.get(key_of(n)), value_of(n)) for n in numbers)
+    return store.missing([key_of(n) for n in numbers]) == [] and all(
+        same(store.get(key_of(n)), value_of(n)) for n in numbers
+    )
 
 
 def test_small_shards_become_one_with_every_value_once(root: Path) -> None:
@@ -77,7 +79,7 @@ def test_a_damaged_value_does_not_survive_and_is_named(root: Path, caplog: pytes
 
 def test_a_copy_elsewhere_is_trusted_only_after_it_was_checked(root: Path) -> None:
     stores = [Store(root), Store(root)]
-    for store, numbers in zip(stores, (range(0, 30), range(0, 3)), strict=True):  # a large shard and a small one
+    for store, numbers in zip(stores, (range(30), range(3)), strict=True):  # a large shard and a small one
         with store.writer(1e3, 1e3) as writer:
             for number in numbers:
                 writer.put(key_of(number), value_of(number), "row")

@@ -46,16 +46,29 @@ def everything(ctx: Any, shared: Any, posi: Any, nega: Any) -> Any:
 
 
 def live(ctx: Any, **inputs: Any) -> dict[str, Any]:
-    return {"out": torch.randn(3, generator=ctx.generator) + sum(v.float().sum() for v in inputs.values() if isinstance(v, Tensor))}
+    return {
+        "out": torch.randn(3, generator=ctx.generator)
+        + sum(v.float().sum() for v in inputs.values() if isinstance(v, Tensor))
+    }
 
 
 def unit(name: str, process: Any, reads: str = "", writes: str = "", **more: Any) -> Unit:
-    return Unit(name=name, process=process, input_params=tuple(reads.split()), output_params=tuple(writes.split()), **more)
+    return Unit(
+        name=name, process=process, input_params=tuple(reads.split()), output_params=tuple(writes.split()), **more
+    )
 
 
 PLAIN = [unit("encode", encode, "prompt", "embeds words"), unit("override", override, "prompt", "words", may_write=True),
          unit("draw", draw, "embeds", "noise", random="frozen")]  # fmt: skip
-SIDES = unit("sides", sides, "size", "text", separate_cfg=True, input_params_posi={"prompt": "prompt"}, input_params_nega={"prompt": "prompt"})
+SIDES = unit(
+    "sides",
+    sides,
+    "size",
+    "text",
+    separate_cfg=True,
+    input_params_posi={"prompt": "prompt"},
+    input_params_nega={"prompt": "prompt"},
+)
 LIVE = unit("live", live, "embeds noise", "out", random="per_epoch")
 GRAPHS = {
     "plain": [*PLAIN, LIVE],
@@ -72,7 +85,12 @@ def state(prompt: str) -> State:
 
 def inputs_of(prompt: str) -> dict[tuple[str, str], bytes]:
     key = prompt.encode().ljust(16, b".")[:16]
-    return {("shared", "prompt"): key, ("posi", "prompt"): key, ("nega", "prompt"): b"b" * 16, ("shared", "size"): b"s" * 16}
+    return {
+        ("shared", "prompt"): key,
+        ("posi", "prompt"): key,
+        ("nega", "prompt"): b"b" * 16,
+        ("shared", "size"): b"s" * 16,
+    }
 
 
 class Run:
@@ -112,13 +130,20 @@ def test_not_returned_and_deleted_are_told_apart_from_values(root: Path) -> None
     plain, deleting = Run(root, GRAPHS["plain"]).reader(), Run(root, GRAPHS["deleting"]).reader()
     words = ("shared", "words")
     assert [records[1].values for records in plain.batch([(0, 0), (1, 0)])] == [{}, {words: ["rare"]}]
-    assert [records[1].deleted for records in deleting.batch([(0, 0), (1, 0)])] == [frozenset(), frozenset({("posi", "text")})]
+    assert [records[1].deleted for records in deleting.batch([(0, 0), (1, 0)])] == [
+        frozenset(),
+        frozenset({("posi", "text")}),
+    ]
 
 
 def test_a_second_run_stores_nothing_new_and_a_changed_unit_stores_its_own_outputs_only(root: Path) -> None:
     first = Run(root, GRAPHS["plain"])
     assert Run(root, GRAPHS["plain"]).new == 0
-    edited = [GRAPHS["plain"][0], unit("override", override, "prompt", "words", may_write=True, version=2), *GRAPHS["plain"][2:]]
+    edited = [
+        GRAPHS["plain"][0],
+        unit("override", override, "prompt", "words", may_write=True, version=2),
+        *GRAPHS["plain"][2:],
+    ]
     assert first.new == 3 * 4 and Run(root, edited).new == 3
 
 
@@ -128,7 +153,9 @@ def test_a_batch_is_its_rows_records(root: Path) -> None:
     reader.ahead(visits)
     for (row, variant), records in zip(visits, reader.batch(visits), strict=True):
         alone = reader.records(row, variant)
-        assert alone.keys() == records.keys() and all(same(dict(alone[i].values), dict(records[i].values)) for i in alone)
+        assert alone.keys() == records.keys() and all(
+            same(dict(alone[i].values), dict(records[i].values)) for i in alone
+        )
     assert reader.batch([]) == []
 
 

@@ -14,7 +14,7 @@ import torch
 from cache_samples import fill, flip, key_of, same, shard_files, value_of
 from safetensors import safe_open
 
-from flowrun.cache.shard import Shard
+from flowrun.cache.shard import Leaf, Shard, checksum
 from flowrun.cache.store import Store
 from flowrun.cache.tensorfile import Damaged
 
@@ -36,7 +36,13 @@ def read_shard(path: Path) -> Iterator[tuple[str, str, str, list[torch.Tensor]]]
 
 
 def test_a_shard_can_be_read_with_the_safetensors_package_alone(root: Path) -> None:
-    values = {0: value_of(0), 1: "a red cat", 2: [value_of(2).bfloat16(), torch.arange(3)], 3: value_of(3), 4: torch.zeros(0, 5)}
+    values = {
+        0: value_of(0),
+        1: "a red cat",
+        2: [value_of(2).bfloat16(), torch.arange(3)],
+        3: value_of(3),
+        4: torch.zeros(0, 5),
+    }
     with Store(root).writer(64, 30) as writer:
         for number, value in values.items():
             writer.put(key_of(number), value, f"row {number // 2}", "shared.x")
@@ -139,3 +145,17 @@ def test_flipping_is_really_a_change(root: Path) -> None:
     before = path.read_bytes()
     flip(path, 100)
     assert path.read_bytes() != before and len(path.read_bytes()) == len(before)
+
+
+def test_the_checksum_covers_address_text_type_shape_and_bytes() -> None:
+    data = bytes(range(8))
+    base = (b"k" * 16, '{"tensor": 0}', [Leaf("F32", (2,), data)])
+    others = [
+        (b"l" * 16, *base[1:]),
+        (base[0], '{"list": [{"tensor": 0}]}', base[2]),
+        (*base[:2], [Leaf("I32", (2,), data)]),
+        (*base[:2], [Leaf("F32", (2, 1), data)]),
+        (*base[:2], [Leaf("F32", (2,), data[::-1])]),
+        (*base[:2], []),
+    ]
+    assert len({checksum(*value) for value in (base, *others)}) == 7 and checksum(*base) == checksum(*base)

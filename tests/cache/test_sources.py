@@ -99,7 +99,9 @@ def test_many_segments_become_one_and_nothing_is_forgotten(root: Path, tmp_path:
         reads(root, file)
     assert len(list((root / "sources").iterdir())) <= MOST_SEGMENTS
     with Sources(root, Verify.first_read) as sources:
-        assert [sources.hash_file(file) for file in files] == [hashlib.blake2b(f.read_bytes(), digest_size=16).digest() for f in files]
+        assert [sources.hash_file(file) for file in files] == [
+            hashlib.blake2b(f.read_bytes(), digest_size=16).digest() for f in files
+        ]
         assert sources.read == 0
 
 
@@ -130,7 +132,12 @@ def test_a_missing_file_is_an_error(root: Path, tmp_path: Path) -> None:
         Sources(root, Verify.first_read).hash_file(tmp_path / "none.png")
 
 
-MODEL = {"model.safetensors": b"weights", "config.json": b"{}", "tokenizer/vocab.json": b"{}", "tokenizer/merges.txt": b"a b"}
+MODEL = {
+    "model.safetensors": b"weights",
+    "config.json": b"{}",
+    "tokenizer/vocab.json": b"{}",
+    "tokenizer/merges.txt": b"a b",
+}
 
 
 def identity(folder: Path, files: dict[str, bytes]) -> bytes:
@@ -150,7 +157,12 @@ def test_a_models_identity_changes_with_every_file_that_matters(tmp_path: Path, 
 
 def test_a_models_identity_does_not_change_with_what_is_not_loaded(tmp_path: Path) -> None:
     base = identity(tmp_path / "a", MODEL)
-    extra = {"README.md": b"read me", ".git/config.json": b"{}", "picture.png": b"p", "pytorch_model.bin": b"old weights"}
+    extra = {
+        "README.md": b"read me",
+        ".git/config.json": b"{}",
+        "picture.png": b"p",
+        "pytorch_model.bin": b"old weights",
+    }
     assert identity(tmp_path / "b", {**MODEL, **extra}) == base
 
 

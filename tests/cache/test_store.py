@@ -75,8 +75,10 @@ def test_what_cannot_be_stacked_is_refused(root: Path) -> None:
     for other in (1, 2):
         with pytest.raises(ValueError, match="equal type and shape"):
             store.stack([key_of(0), key_of(other)])
-    with pytest.raises(ValueError, match="not a single tensor"):
-        store.stack([key_of(3)])
+    with pytest.raises(ValueError, match="value 1 is not a single tensor"):
+        store.stack([key_of(0), key_of(3)])
+    with pytest.raises(ValueError, match="nothing to stack"):
+        store.stack([])
 
 
 def test_reading_ahead_changes_nothing_and_passes_over_unknown_keys(root: Path) -> None:
@@ -126,6 +128,21 @@ def test_work_is_kept_when_the_run_fails(root: Path) -> None:
     assert same(Store(root).get(key_of(1)), value_of(1))
 
 
+def test_a_stack_is_checked_and_takes_an_intact_copy_where_there_is_one(root: Path) -> None:
+    stores = [Store(root), Store(root)]
+    for store in stores:
+        with store.writer(64, 30) as writer:
+            for number in range(3):
+                writer.put(key_of(number), value_of(number), f"row {number}")
+    first, second = shard_files(root)
+    flip(first, value_at(first, 1))
+    assert same(Store(root).stack([key_of(n) for n in (2, 1, 0)]), torch.stack([value_of(n) for n in (2, 1, 0)]))
+    flip(second, value_at(second, 2))
+    flip(first, value_at(first, 2))
+    with pytest.raises(DamagedValue, match="row 'row 2'"):
+        Store(root).stack([key_of(0), key_of(2)])
+
+
 @pytest.mark.parametrize("verify", [Verify.first_read, Verify.full])
 def test_a_changed_value_is_named_set_aside_and_made_again(root: Path, verify: Verify) -> None:
     fill(root, range(6), per_shard=3)
@@ -134,7 +151,9 @@ def test_a_changed_value_is_named_set_aside_and_made_again(root: Path, verify: V
     store = Store(root, verify)
     with pytest.raises(DamagedValue, match="row 'row 1'") as caught:
         store.get(key_of(1))
-    assert key_of(1).hex() in str(caught.value) and path.name in str(caught.value) and "stage=cache" in str(caught.value)
+    assert (
+        key_of(1).hex() in str(caught.value) and path.name in str(caught.value) and "stage=cache" in str(caught.value)
+    )
     everything = [key_of(n) for n in range(6)]
     assert store.missing(everything) == Store(root).missing(everything) == [key_of(1)]
     with store.writer(64, 30) as writer:
@@ -235,7 +254,7 @@ def test_two_writers_and_a_reader_at_once(root: Path) -> None:
                 writer.put(key_of(number), value_of(number), f"row {number}")
 
     children = []
-    for numbers in (range(0, 60), range(40, 100)):  # 20 in common
+    for numbers in (range(60), range(40, 100)):  # 20 in common
         child = os.fork()
         if child == 0:
             code = 1
@@ -278,22 +297,33 @@ def test_a_cache_that_cannot_be_written_is_still_read_and_checked(root: Path, mo
     assert same(store.get(key_of(0)), value_of(0))
 
 
-def test_reading_is_quick(root: Path) -> None:
-    """32 rows of three 4 kB values, checksums on: about 2 ms here; the bound leaves room for a busy machine."""
-    values = 3
-    count = 32 * values * 10
+def test_small_values_are_read_many_times_faster_than_one_file_each(root: Path, tmp_path: Path) -> None:
+    """32 rows of three 4 kB values, checksums on: about 2 ms here, 20 times faster than torch.load; 6 times is asked."""
+    count = 96
     store = Store(root)
     with store.writer(64, 30) as writer:
-        for number in range(count):
-            writer.put(key_of(number), torch.full((16, 64), float(number)), f"row {number // values}")
-    store, times = Store(root), []
-    for begin in range(0, count, 32 * values):
-        keys = [key_of(n) for n in range(begin, begin + 32 * values)]
+        for number in range(10 * count):
+            writer.put(key_of(number), torch.full((16, 64), float(number)), f"row {number}")
+    for number in range(count):
+        torch.save(torch.full((16, 64), float(number)), tmp_path / f"{number}.pth")
+    store, ours, theirs = Store(root), [], []
+    for begin in range(0, 10 * count, count):
+        keys = [key_of(n) for n in range(begin, begin + count)]
         started = time.perf_counter()
         store.get_many(keys)
+        ours.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        for number in range(count):
+            torch.load(tmp_path / f"{number}.pth")
+        theirs.append(time.perf_counter() - started)
+    assert 6 * min(ours) < min(theirs)
+
+
+def test_a_single_key_is_looked_up_in_microseconds(root: Path) -> None:
+    store = fill(root, range(100), per_shard=50)
+    keys, times = [key_of(number) for number in range(100)], []
+    for key in keys:
+        started = time.perf_counter()
+        store.missing([key])
         times.append(time.perf_counter() - started)
-    assert min(times) < 8e-3
-    started = time.perf_counter()
-    for _ in range(100):
-        store.missing([keys[0]])
-    assert (time.perf_counter() - started) / 100 < 200e-6
+    assert min(times) < 50e-6

@@ -122,7 +122,7 @@ def test_odd_values_make_safe_directory_names(commands, tmp_path):
 def test_the_table_grows_with_the_sweep(commands, tmp_path, capfd):
     """After each job the file is whole, and columns that later jobs bring are empty before."""
     jobs = sweep.Sweep("mine", tmp_path / "sweeps" / "mine", [])
-    results = [{}, {"loss": 0.5, "note": None}, {"loss": 0.25, "kid": 3}]
+    results = [{}, {"loss": 0.5, "note": None}, {"loss": 2.2839200496673584, "kid": 3}]
     commands.codes = [0, 137, 130]
     seen = []
     for number, result in enumerate(results):
@@ -133,12 +133,13 @@ def test_the_table_grows_with_the_sweep(commands, tmp_path, capfd):
         seen.append(rows(tmp_path))
     assert [len(table) for table in seen] == [1, 2, 3]
     assert [row["status"] for row in seen[2]] == ["ok", "failed", "stopped"]
-    assert [row["result.loss"] for row in seen[2]] == ["", "0.5", "0.25"]
+    assert [row["result.loss"] for row in seen[2]] == ["", "0.5", "2.2839200496673584"]
     assert list(seen[2][0]) == ["job", "seed", "status", "seconds", "result.loss", "result.kid", "directory"]
     assert jobs.finish() == 1
     lines = capfd.readouterr().out.splitlines()
     assert lines[-5].split() == ["job", "seed", "status", "seconds", "result.loss", "result.kid"]
     assert lines[-2].split()[:3] == ["2", "2", "stopped"]
+    assert lines[-2].split()[4:] == ["2.28392", "3"]
 
 
 def test_a_second_sweep_of_the_same_name_is_refused(commands, capfd):

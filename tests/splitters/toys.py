@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import permutations, product
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from flowrun.graph import Unit
@@ -22,13 +23,18 @@ NAMES = "abcde"
 UNIVERSE = [(scope, name) for scope in SCOPES for name in NAMES]
 RETURNS, KEEPS, DELETES = "returns", "keeps", "deletes"
 
+bounded = settings(
+    derandomize=True, database=None, deadline=None, max_examples=100,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)  # fmt: skip
+
 Param = tuple[str, str]
 Pattern = Mapping[tuple[int, Param], str]
 
 
 @dataclass(frozen=True)
 class Toy:
-    """kind: plain | cfg (runs per side) | take (declared take-over) | barrier. posi, nega: names read there, equally many."""
+    """kind: plain | cfg (runs per side, posi and nega equally long) | take (declared take-over) | barrier."""
 
     kind: str = "plain"
     shared: tuple[str, ...] = ()
@@ -68,19 +74,16 @@ class Toy:
 
 def unit(i: int, toy: Toy, process: Any = None) -> Unit:
     """The toy as the product declares it. Argument names say where a value comes from; both sides of cfg share them."""
-    if toy.kind == "barrier":
-        return Unit(name=f"u{i}", take_over=True, onload_model_names=("m",) if toy.trained else (), random=toy.random, process=process)
-    label = {"plain": ("posi", "nega"), "cfg": ("side", "side"), "take": ("posi", "nega")}[toy.kind]
-    sides = [{f"{where}{k}": name for k, name in enumerate(names)} for where, names in zip(label, (toy.posi, toy.nega), strict=True)]
+    posi, nega = ("side", "side") if toy.kind == "cfg" else ("posi", "nega")
     return Unit(
         name=f"u{i}",
         input_params=toy.shared,
-        input_params_posi=sides[0],
-        input_params_nega=sides[1],
+        input_params_posi={f"{posi}{k}": name for k, name in enumerate(toy.posi)},
+        input_params_nega={f"{nega}{k}": name for k, name in enumerate(toy.nega)},
         output_params=toy.writes,
         onload_model_names=("m",) if toy.trained else (),
         separate_cfg=toy.kind == "cfg",
-        take_over=toy.kind == "take",
+        take_over=toy.kind in ("take", "barrier"),
         may_write=toy.may,
         random=toy.random,
         process=process,
@@ -143,7 +146,8 @@ def walk(
 ) -> Walk:
     """Run the toys of `run` (None: all) in order; re-apply `records` of others. weights: stands for the trained models'
     state and the epoch."""
-    now = dict(state) if state is not None else {param: symbols.of("data", param) for param in UNIVERSE}
+    read = {param for toy in toys for param in [*toy.reads_at, *toy.writes_at]}
+    now = dict(state) if state is not None else {param: symbols.of("data", param) for param in {*UNIVERSE, *read}}
     source: dict[Param, int] = {}
     done = Walk(now, {}, set())
     for i, toy in enumerate(toys):
@@ -159,7 +163,9 @@ def walk(
     return done
 
 
-def _compute(symbols: Symbols, i: int, toy: Toy, pattern: Pattern, weights: int, now: Mapping[Param, int]) -> dict[Param, int]:
+def _compute(
+    symbols: Symbols, i: int, toy: Toy, pattern: Pattern, weights: int, now: Mapping[Param, int]
+) -> dict[Param, int]:
     def seen(params: Sequence[Param]) -> tuple[int, ...]:
         return tuple(now.get(param, Symbols.ABSENT) for param in params)
 
@@ -196,7 +202,9 @@ def two_stages(
     return walk(symbols, toys, pattern, 1, run=live, records=stored).state
 
 
-def cached_then_live(symbols: Symbols, toys: Sequence[Toy], pattern: Pattern, live: Collection[int]) -> dict[Param, int]:
+def cached_then_live(
+    symbols: Symbols, toys: Sequence[Toy], pattern: Pattern, live: Collection[int]
+) -> dict[Param, int]:
     """Plain execution: all cached units under old weights, then all live ones on what they left."""
     cached = [i for i in range(len(toys)) if i not in live]
     first = walk(symbols, toys, pattern, 0, run=cached)
@@ -204,12 +212,18 @@ def cached_then_live(symbols: Symbols, toys: Sequence[Toy], pattern: Pattern, li
 
 
 def same(one: Mapping[Param, int], other: Mapping[Param, int], wanted: Collection[Param] | None) -> bool:
-    params = UNIVERSE if wanted is None else wanted
+    params = {*one, *other} if wanted is None else wanted
     return all(one.get(p, Symbols.ABSENT) == other.get(p, Symbols.ABSENT) for p in params)
 
 
-def equal_under_all(toys: Sequence[Toy], live: Collection[int], needed: Collection[int], kept: Mapping, wanted: Collection[Param] | None,
-                    limit: int = 64) -> bool:
+def equal_under_all(
+    toys: Sequence[Toy],
+    live: Collection[int],
+    needed: Collection[int],
+    kept: Mapping[int, Collection[Param]],
+    wanted: Collection[Param] | None,
+    limit: int = 64,
+) -> bool:
     """Two stages with replay against the unsplit run, for every pattern (a choice of them when there are many)."""
     symbols = Symbols()
     return all(
@@ -239,8 +253,8 @@ def toy(draw: st.DrawFn, kinds: Sequence[str]) -> Toy:
     kind, effect = draw(st.sampled_from(kinds)), draw(st.sampled_from(STARTS))
     if kind == "barrier":
         return Toy(kind, **effect)
-    few = _subsets(0, 1) if kind == "take" else _subsets(0, 1, 2)
-    shared, posi, writes = draw(st.sampled_from(few)), draw(st.sampled_from(_subsets(0, 1, 2))), draw(st.sampled_from(few))
+    few = st.sampled_from(_subsets(0, 1) if kind == "take" else _subsets(0, 1, 2))
+    shared, posi, writes = draw(few), draw(st.sampled_from(_subsets(0, 1, 2))), draw(few)
     nega = draw(st.sampled_from([*permutations(NAMES, len(posi))] if kind == "cfg" else _subsets(0, 1)))
     if kind == "take":
         return Toy(kind, shared if shared or posi or nega or writes else ("a",), posi, nega, writes, **effect)

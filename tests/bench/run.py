@@ -1,0 +1,31 @@
+"""`make bench`: every figure, measured here and now. `run.py NAME...` measures some: startup splitting loop epochs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+NAMES = ("splitting", "startup", "loop", "epochs")
+
+
+def main(names: list[str]) -> int:
+    """Prints the table; returns 1 when a target was missed."""
+    wrong = [name for name in names if name not in NAMES]
+    if wrong:
+        sys.stderr.write(f"bench: there is no {wrong[0]}; one of {', '.join(NAMES)}\n")
+        return 2
+    figures = [figure for name in names or NAMES for figure in importlib.import_module(name).measure()]
+    rows = [("figure", "measured", "target", ""), *((f.name, f.value, f.target, f.verdict) for f in figures)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
+    return int(any(figure.reached is False for figure in figures))
+
+
+if __name__ == "__main__":
+    root = Path(__file__).resolve().parents[2]
+    sys.path.insert(0, str(root))
+    os.environ["PYTHONPATH"] = str(root)  # for the commands that are started
+    raise SystemExit(main(sys.argv[1:]))
