@@ -151,7 +151,7 @@ class Catalog:
         """What `take` makes of each value. Raises MissingValue, DamagedValue.
 
         take(place in keys, text, leaves) -> (result, leaves to check). The leaves it gets are views of the files. It
-        copies them, and gives back the copies: what is checked is then what is used, and still in the processor's cache.
+        gives back its copies of them: what is checked is then what is used, and still in the processor's cache.
         """
         found = self.index.places(keys)
         return [

@@ -172,7 +172,7 @@ def _fill(memory: np.ndarray, leaf: Leaf) -> Leaf:
 
 
 class Stack:
-    """Takes values of one tensor each into one fresh tensor, `batch` [count, *shape], of the first one's type and shape."""
+    """Takes values of one tensor each into one fresh tensor, `batch` [count, *shape], shaped by the first of them."""
 
     def __init__(self, count: int) -> None:
         self.count = count

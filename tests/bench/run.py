@@ -1,4 +1,4 @@
-"""`make bench`: every figure, measured here and now. `run.py NAME...` measures some: startup splitting loop epochs."""
+"""`make bench`: every figure, measured here and now. `run.py NAME...` measures some: splitting cache startup loop epochs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-NAMES = ("splitting", "startup", "loop", "epochs")
+NAMES = ("splitting", "cache", "startup", "loop", "epochs")
 
 
 def main(names: list[str]) -> int:

@@ -69,7 +69,7 @@ def value_at(path: Path, number: int) -> int:
     return path.read_bytes().index(value_of(number).numpy().tobytes())
 
 
-def in_child(work: Callable[[], None]) -> int:
+def in_child(work: Callable[[], object]) -> int:
     """Run `work` in a forked process; returns its exit code, 0 when it came to its end."""
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""pytest tests/cache/test_atomic.py: killed at any step, or out of disk space, a cache keeps all that it had finished."""
+"""pytest tests/cache/test_atomic.py: killed at any step, or out of disk space, a cache keeps what it had finished."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def scenario(root: Path, log: Path) -> None:
 def test_a_kill_at_any_step_loses_only_what_was_not_flushed(tmp_path: Path) -> None:
     for step in range(100):
         root, log = tmp_path / f"cache{step}", tmp_path / f"log{step}"
-        code = in_child(lambda root=root, log=log, step=step: (die_at(step), scenario(root, log)) and None)
+        code = in_child(lambda root=root, log=log, step=step: (die_at(step), scenario(root, log)))
         flushed = 9 if log.exists() and log.read_text() == "done" else int(log.read_text()) if log.exists() else 0
         store = Store(root)
         lost = store.missing([key_of(n) for n in range(9)])
@@ -73,7 +73,7 @@ def test_a_kill_at_any_step_loses_only_what_was_not_flushed(tmp_path: Path) -> N
 def test_partial_files_of_a_killed_writer_are_counted_and_pruned(root: Path) -> None:
     fill(root, range(3), per_shard=3)
     for step in (0, 1):  # before fsync, before rename
-        assert in_child(lambda step=step: (die_at(step), fill(root, range(10, 13), per_shard=3)) and None) == KILLED
+        assert in_child(lambda step=step: (die_at(step), fill(root, range(10, 13), per_shard=3))) == KILLED
     partial = list((root / "shards").glob(".*.part"))
     assert len(partial) == 2 and len(list((root / "writers").iterdir())) == 2
     assert Cache(root).stats().temporary_files == 4
@@ -137,7 +137,7 @@ class FullDisk:
 @pytest.fixture(params=[0, 200, 1500])
 def full_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     def fill_up() -> None:
-        monkeypatch.setattr(atomic, "open", lambda *a, **k: FullDisk(open(*a, **k), request.param), raising=False)
+        monkeypatch.setattr(atomic, "open", lambda *a, **k: FullDisk(open(*a, **k), request.param), raising=False)  # noqa: SIM115
 
     yield fill_up
 

@@ -52,8 +52,9 @@ def test_digests_are_equal_exactly_for_equal_data(a: Any, b: Any) -> None:
 
 
 def test_neighbouring_forms_differ() -> None:
-    forms = [[], [[]], [[], []], {}, [{}], "", [""], ["a", "b"], ["ab"], ["a", ["b"]], {"a": "b"}, [["a", "b"]], 0, False, 0.0, -0.0,
-             None, "0", b"", b"0", 1, True, "1", "n", "s1:a", {"a": 1, "b": 2}, {"a": 2, "b": 1}, math.inf, math.nan]  # fmt: skip
+    forms = [[], [[]], [[], []], {}, [{}], "", [""], ["a", "b"], ["ab"], ["a", ["b"]], {"a": "b"},
+             [["a", "b"]], 0, False, 0.0, -0.0, None, "0", b"", b"0", 1, True, "1", "n", "s1:a", {"a": 1, "b": 2},
+             {"a": 2, "b": 1}, math.inf, math.nan]  # fmt: skip
     assert len({digest(value) for value in forms}) == len(forms)
     assert digest("a", "b") != digest("ab") != digest(["a", "b"])
 
@@ -80,9 +81,12 @@ def test_the_digest_is_fixed_for_ever() -> None:
     assert digest("a", -3, [True, None], {"k": "é"}) == blake2b(encoded, digest_size=16).digest()
 
 
-def load(tmp_path: Path, source: str, number: itertools.count = itertools.count()) -> ModuleType:
+numbers = itertools.count()
+
+
+def load(tmp_path: Path, source: str) -> ModuleType:
     """`source` as a module from a file of its own, as after an edit and a new start of Python."""
-    path = tmp_path / f"units_{next(number)}.py"
+    path = tmp_path / f"units_{next(numbers)}.py"
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)

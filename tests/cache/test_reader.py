@@ -58,24 +58,25 @@ def unit(name: str, process: Any, reads: str = "", writes: str = "", **more: Any
     )
 
 
-PLAIN = [unit("encode", encode, "prompt", "embeds words"), unit("override", override, "prompt", "words", may_write=True),
-         unit("draw", draw, "embeds", "noise", random="frozen")]  # fmt: skip
-SIDES = unit(
-    "sides",
-    sides,
-    "size",
-    "text",
-    separate_cfg=True,
-    input_params_posi={"prompt": "prompt"},
-    input_params_nega={"prompt": "prompt"},
-)
+PLAIN = [
+    unit("encode", encode, "prompt", "embeds words"),
+    unit("override", override, "prompt", "words", may_write=True),
+    unit("draw", draw, "embeds", "noise", random="frozen"),
+]
+PROMPT = {"prompt": "prompt"}
+SIDES = unit("sides", sides, "size", "text", separate_cfg=True, input_params_posi=PROMPT, input_params_nega=PROMPT)
+CLEAR = unit("clear", clear, "text", "text", take_over=True)
 LIVE = unit("live", live, "embeds noise", "out", random="per_epoch")
+TEXTS = unit(
+    "live", live, "", "out", random="per_epoch", input_params_posi={"a": "text"}, input_params_nega={"b": "text"}
+)
+SIZE = unit("live", live, "size", "out", random="per_epoch")
 GRAPHS = {
     "plain": [*PLAIN, LIVE],
-    "sides": [SIDES, unit("live", live, "", "out", random="per_epoch", input_params_posi={"a": "text"}, input_params_nega={"b": "text"})],
-    "deleting": [SIDES, unit("clear", clear, "text", "text", take_over=True), unit("live", live, "size", "out", random="per_epoch")],
+    "sides": [SIDES, TEXTS],
+    "deleting": [SIDES, CLEAR, SIZE],
     "barrier": [*PLAIN, SIDES, unit("everything", everything, take_over=True), LIVE],
-}  # fmt: skip
+}
 PROMPTS = ["a cat", "! a very long prompt", ""]
 
 

@@ -22,7 +22,8 @@ from flowrun.cache.tensorfile import Damaged
 def read_shard(path: Path) -> Iterator[tuple[str, str, str, list[torch.Tensor]]]:
     """Key, row id, JSON text and tensors of every value, with the safetensors package alone."""
     with safe_open(path, "pt") as file:
-        table = {name: file.get_tensor(name).tolist() for name in file.keys() if not name.startswith("values/")}  # noqa: SIM118
+        tables = [name for name in file.keys() if not name.startswith("values/")]  # noqa: SIM118
+        table = {name: file.get_tensor(name).tolist() for name in tables}
         text = {name: bytes(table[f"{name}.bytes"]) for name in ("rows", "texts")}
         cut = {name: [text[name][a:b].decode() for a, b in pairwise([0, *table[f"{name}.ends"]])] for name in text}
         columns, leaves = json.loads(file.metadata()["columns"]), zip(table["leaf.column"], table["leaf.length"])

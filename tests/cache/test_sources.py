@@ -108,7 +108,7 @@ def test_many_segments_become_one_and_nothing_is_forgotten(root: Path, tmp_path:
 def test_processes_add_to_one_memory(root: Path, tmp_path: Path) -> None:
     files = [written(tmp_path / f"{n}.png", str(n).encode()) for n in range(4)]
     mine = Sources(root, Verify.first_read)
-    assert in_child(lambda: [reads(root, file) for file in files[:2]] and None) == 0
+    assert in_child(lambda: [reads(root, file) for file in files[:2]]) == 0
     for file in files[2:]:
         mine.hash_file(file)
     mine.save()

@@ -23,8 +23,8 @@ LATENTS = unit("latents", "mean std", "target_latents", random="per_epoch")
 UNUSED = unit("unused", "prompt", "length")
 
 
-def pipeline(splitter: str = "replay", trained: tuple[str, ...] = ("dit",), live_out=("prompt_embeds", "target_latents")) -> Split:
-    return split(splitter, [TEXT, MOMENTS, LATENTS, UNUSED], trained, live_out=live_out)
+def pipeline(trained: tuple[str, ...] = ("dit",), live_out=("prompt_embeds", "target_latents")) -> Split:
+    return split("replay", [TEXT, MOMENTS, LATENTS, UNUSED], trained, live_out=live_out)
 
 
 def test_the_usual_case_trains_a_model_that_no_unit_uses():
@@ -124,8 +124,10 @@ def test_names_at_the_end_are_pairs_and_a_bare_one_is_shared():
 
 def test_a_live_barrier_keeps_everything_and_a_cached_one_is_stored_whole():
     barrier = unit("barrier", take_over=True)
-    parts = split("replay", [TEXT, barrier, MOMENTS], {"dit"}, live_out=["mean"])
+    parts = split("replay", [TEXT, barrier, unit("last", "", "mean")], {"dit"}, live_out=["mean"])
     assert (parts.live, parts.needed, parts.kept) == ((), (2,), {2: (("shared", "mean"),)})
+    parts = split("replay", [TEXT, barrier, MOMENTS], {"dit"}, live_out=["mean"])
+    assert parts.needed == (0, 1, 2)  # the barrier may have written the image, from anything
     parts = split("replay", [TEXT, barrier], {"dit"}, live_out=["pooled"])
     assert (parts.needed, parts.kept) == ((0, 1), {0: (("shared", "pooled"),), 1: (EVERYTHING,)})
     live = unit("barrier", models="m", take_over=True)
