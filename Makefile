@@ -12,16 +12,16 @@ run: $(VENV)/installed
 	$(PY) -m flowrun
 
 test: $(VENV)/installed
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: $(VENV)/installed
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 bench: $(VENV)/installed
 	$(PY) tests/bench/run.py
 
 lint: $(VENV)/installed
-	$(PY) -m ruff check flowrun tests
+	$(PY) -m ruff check flowrun tests notebooks
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -66,7 +66,9 @@ class Batches:
     @lru_cache(maxsize=2)  # noqa: B019 - one object per run; neighbours share a window at an epoch's edge
     def _epoch(self, epoch: int) -> list[list[Visit]]:
         shuffle = random.Random(seed_of(self.seed, "order", epoch))
-        visits = [Visit(row, epoch * self.repeat + turn) for turn in range(self.repeat) for row in range(len(self.sizes))]
+        visits = [
+            Visit(row, epoch * self.repeat + turn) for turn in range(self.repeat) for row in range(len(self.sizes))
+        ]
         shuffle.shuffle(visits)
         open_batches: dict = {size: [] for size in self.buckets}
         batches: list[list[Visit]] = []

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from flowrun import rundir
 from flowrun.config import Stage
-from flowrun.remembered import Remembered
 from flowrun.plan import Plan, amount, columns, unit_table
+from flowrun.remembered import Remembered
 
 if TYPE_CHECKING:
     from flowrun.run import Assembly
@@ -17,14 +17,23 @@ SHOWN = 5  # skipped rows listed by name
 
 def explain(assembly: Assembly) -> Plan:
     run, task = assembly.run, assembly.task
-    plan = Plan(f"flowrun {task.name} on {run.model['name']}: {' then '.join(stage.value for stage in assembly.stages)}")
+    plan = Plan(
+        f"flowrun {task.name} on {run.model['name']}: {' then '.join(stage.value for stage in assembly.stages)}"
+    )
     plan.add("data", _data(assembly))
     plan.add("units", unit_table(assembly.split))
     plan.add("models", _models(assembly))
     plan.add("cache", _cache(assembly))
     plan.add("train", _train(assembly))
     plan.add("samples", _samples(assembly))
-    plan.add("results", [str(rundir.place(run, stage.value)) for stage in assembly.stages if stage is not Stage.cache or _to_do(assembly)])
+    plan.add(
+        "results",
+        [
+            str(rundir.place(run, stage.value))
+            for stage in assembly.stages
+            if stage is not Stage.cache or _to_do(assembly)
+        ],
+    )
     return plan
 
 
@@ -33,15 +42,20 @@ def _data(assembly: Assembly) -> list[str]:
     lines = []
     if isinstance(source, Remembered):
         lines.append(f"the data are gone: rows as listed in {source.manifest.path}")
-    lines += [f"{amount(len(assembly.rows), 'row')} from {assembly.run.data['source']}"
-             + (f", {amount(source.ignored, 'other file')} ignored" if source.ignored else "")]
+    lines += [
+        f"{amount(len(assembly.rows), 'row')} from {assembly.run.data['source']}"
+        + (f", {amount(source.ignored, 'other file')} ignored" if source.ignored else "")
+    ]
     lines += [f"skipped {row}: {why}" for row, why in source.skipped[:SHOWN]]
     if len(source.skipped) > SHOWN:
         lines.append(f"and {len(source.skipped) - SHOWN} more skipped")
     sizes = assembly.batches.buckets
     batch = assembly.run.train.batch_size
-    lines += [f"{width}x{height} pixels: {amount(count, 'row')}" + (f", less than a batch of {batch}" if count < batch else "")
-              for (height, width), count in sizes.items()]
+    lines += [
+        f"{width}x{height} pixels: {amount(count, 'row')}"
+        + (f", less than a batch of {batch}" if count < batch else "")
+        for (height, width), count in sizes.items()
+    ]
     return lines
 
 
@@ -50,7 +64,11 @@ def _models(assembly: Assembly) -> list[str]:
     cache = {*assembly.split.models_cached, *assembly.prompt_split.models_cached}
     rows = []
     for name, component in assembly.pipeline.components().items():
-        loaded = [stage.value for stage, names in ((Stage.cache, cache), (Stage.train, assembly.train_models)) if name in names]
+        loaded = [
+            stage.value
+            for stage, names in ((Stage.cache, cache), (Stage.train, assembly.train_models))
+            if name in names
+        ]
         rows.append((name, component.describe, f"loaded in: {', '.join(loaded) or 'no stage'}"))
     return columns(rows)
 
@@ -61,7 +79,10 @@ def _cache(assembly: Assembly) -> list[str]:
         return ["not used: every unit is live"]
     keys, missing = library.all_keys(), library.missing()
     jobs = library.work()
-    return [f"{library.root}", f"{amount(len(keys) - len(missing), 'value')} there, {len(missing):,} to make, from {amount(len(jobs), 'row')}"]
+    return [
+        f"{library.root}",
+        f"{amount(len(keys) - len(missing), 'value')} there, {len(missing):,} to make, from {amount(len(jobs), 'row')}",
+    ]
 
 
 def _to_do(assembly: Assembly) -> bool:
@@ -74,14 +95,18 @@ def _train(assembly: Assembly) -> list[str]:
     kind = assembly.adapter.kind.value
     how = f"LoRA rank {assembly.adapter.rank}" if kind == "lora" else "all weights"
     rows = f"{run.train.batch_size} rows x {run.train.accumulate} accumulated x {run.processes} processes"
-    return [f"{', '.join(assembly.trained)}: {how}, {run.precision.value}",
-            f"{amount(assembly.steps, 'step')} of {rows}, {batches.epoch_of(assembly.steps):.1f} epochs",
-            f"{run.optimizer.name} lr {run.optimizer.lr:g}, {run.optimizer.schedule}, average of weights {run.optimizer.ema:g}"]
+    return [
+        f"{', '.join(assembly.trained)}: {how}, {run.precision.value}",
+        f"{amount(assembly.steps, 'step')} of {rows}, {batches.epoch_of(assembly.steps):.1f} epochs",
+        f"{run.optimizer.name} lr {run.optimizer.lr:g}, {run.optimizer.schedule}, average of weights {run.optimizer.ema:g}",
+    ]
 
 
 def _samples(assembly: Assembly) -> list[str]:
     sample = assembly.run.sample
     if not sample.prompts:
         return ["none: sample.prompts is empty"]
-    return [f"{amount(len(sample.prompts), 'prompt')} x {amount(len(sample.seeds), 'seed')}, {amount(sample.steps, 'solver step')}, guidance "
-            f"{sample.guidance:g}, at step 0, every {sample.every} and at the end"]
+    return [
+        f"{amount(len(sample.prompts), 'prompt')} x {amount(len(sample.seeds), 'seed')}, {amount(sample.steps, 'solver step')}, guidance "
+        f"{sample.guidance:g}, at step 0, every {sample.every} and at the end"
+    ]

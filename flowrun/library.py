@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from flowrun.cache.code import code_identity
 from flowrun.cache.key import KEY_BYTES, digest
 from flowrun.cache.keyplan import KeyPlan, Output
 from flowrun.cache.manifest import Kept, ManifestRow, Part, Parts, newest_manifest, write_manifest
@@ -54,13 +56,24 @@ class Job:
 class Shelf:
     """Keys of one list of rows under one split. A place is a row in one variant: row * len(variants) + variant."""
 
-    def __init__(self, split: Split, source: Source, rows: Sequence[Row], variants: Sequence[Mapping[str, Any]], plan: KeyPlan,
-                 hash_file: HashFile, store: Store) -> None:
+    def __init__(
+        self,
+        split: Split,
+        source: Source,
+        rows: Sequence[Row],
+        variants: Sequence[Mapping[str, Any]],
+        plan: KeyPlan,
+        hash_file: HashFile,
+        store: Store,
+    ) -> None:
         self.split, self.source, self.rows, self.variants = split, source, rows, variants
         self.outputs: list[Output] = list(plan.outputs)
         self.fingerprints = [source.fingerprints(row, hash_file) for row in rows]
-        self._keys = [self._row_keys(plan, row, given, variant) for row, given in zip(rows, self.fingerprints, strict=True)
-                      for variant in range(len(variants))]
+        self._keys = [
+            self._row_keys(plan, row, given, variant)
+            for row, given in zip(rows, self.fingerprints, strict=True)
+            for variant in range(len(variants))
+        ]
         self.reader = Reader(store, split.units, lambda row, variant: self.keys(row * len(variants) + variant))
 
     def _row_keys(self, plan: KeyPlan, row: Row, given: Mapping[str, bytes], variant: int) -> bytes:
@@ -74,8 +87,26 @@ class Shelf:
         joined = self._keys[place]
         return {output: joined[i * KEY_BYTES : (i + 1) * KEY_BYTES] for i, output in enumerate(self.outputs)}
 
+    def manifest_row(self, number: int, fault: str) -> ManifestRow:
+        row, count = self.rows[number], len(self.variants)
+        keys = (
+            {}
+            if fault
+            else {
+                Kept(variant, self.split.units[u].name, *param): key
+                for variant in range(count)
+                for (u, param), key in self.keys(number * count + variant).items()
+            }
+        )
+        return ManifestRow(row.id, row.prompt, row.size, digest(self.fingerprints[number]), fault, keys)
+
     def places(self) -> range:
         return range(len(self._keys))
+
+    def stacked(self, visits: Sequence[tuple[int, int]], output: Output) -> Tensor:
+        start = self.outputs.index(output) * KEY_BYTES
+        keys = [self._keys[row * len(self.variants) + variant][start : start + KEY_BYTES] for row, variant in visits]
+        return self.reader.store.stack(keys)
 
     def jobs(self, missing: set[bytes]) -> list[Job]:
         """What to run so that no key of this shelf is missing; a value that several rows share is made once."""
@@ -85,7 +116,13 @@ class Shelf:
             lacking = {unit for (unit, _), key in keys.items() if key in left}
             left.difference_update(keys.values())
             if lacking:
-                found.append(Job(self, place, self._to_run(lacking, {output for output, key in keys.items() if key not in missing})))
+                found.append(
+                    Job(
+                        self,
+                        place,
+                        self._to_run(lacking, {output for output, key in keys.items() if key not in missing}),
+                    )
+                )
         return found
 
     def _to_run(self, lacking: set[int], present: set[Output]) -> tuple[int, ...]:
@@ -104,20 +141,42 @@ class Shelf:
 class Library:
     """Raises ConfigError when a component or a unit cannot be identified, DataError when a source file cannot be read."""
 
-    def __init__(self, run: Run, pipeline: Pipeline, source: Source, rows: Sequence[Row], prompts: Sequence[Row],
-                 variants: Sequence[Mapping[str, Any]], split: Split, prompt_split: Split) -> None:
+    def __init__(
+        self,
+        run: Run,
+        pipeline: Pipeline,
+        source: Source,
+        rows: Sequence[Row],
+        prompts: Sequence[Row],
+        variants: Sequence[Mapping[str, Any]],
+        split: Split,
+        prompt_split: Split,
+    ) -> None:
         self.run, self.pipeline = run, pipeline
         self.root = Path(run.cache.root).absolute()
         self.store = Store(self.root, run.cache.verify)
         self.sources = Sources(self.root, run.cache.verify)
         components = pipeline.components()
-        self.identities = {name: _identity(components[name].identity(self.sources.hash_file), run.model["dtype"])
-                           for name in sorted({*split.models_cached, *prompt_split.models_cached})}
+        self.identities = {
+            name: _identity(components[name].identity(self.sources.hash_file), run.model["dtype"])
+            for name in sorted({*split.models_cached, *prompt_split.models_cached})
+        }
         context = digest("matmul", torch.get_float32_matmul_precision())
         self.rows, self.prompts = (
-            Shelf(part, data, listed, changes, KeyPlan(part, self.identities, context, run.seed), self.sources.hash_file, self.store)
-            for part, data, listed, changes in ((split, source, rows, variants),
-                                                (prompt_split, Prompts([row.prompt for row in prompts], guided=False), prompts, [{}])))
+            Shelf(
+                part,
+                data,
+                listed,
+                changes,
+                KeyPlan(part, self.identities, context, run.seed),
+                self.sources.hash_file,
+                self.store,
+            )
+            for part, data, listed, changes in (
+                (split, source, rows, variants),
+                (prompt_split, Prompts([row.prompt for row in prompts], guided=False), prompts, [{}]),
+            )
+        )
 
     def missing(self) -> set[bytes]:
         """Keys that this run needs and the cache lacks."""
@@ -126,7 +185,14 @@ class Library:
 
     def all_keys(self) -> list[bytes]:
         """Every key once, in order."""
-        return list(dict.fromkeys(key for shelf in (self.rows, self.prompts) for place in shelf.places() for key in shelf.keys(place).values()))
+        return list(
+            dict.fromkeys(
+                key
+                for shelf in (self.rows, self.prompts)
+                for place in shelf.places()
+                for key in shelf.keys(place).values()
+            )
+        )
 
     def work(self) -> list[Job]:
         """What the cache stage has to do."""
@@ -139,13 +205,25 @@ class Library:
         """Raises ConfigError when anything is missing: what, why as far as can be told, and the command that repairs."""
         missing, there = self.missing(), newest_manifest(self.root, self.run.model["name"], self.run.data["source"])
         changed = there.parts.differences(self.parts()) if there else []
+        for warning in there.parts.warnings(self.parts()) if there else []:
+            log.warning("cache: %s; the last bits of its values may differ from those made now", warning)
         if changed and isinstance(self.rows.source, Remembered):
-            raise ConfigError("data", f"its folder is gone and the cache was made otherwise: {'; '.join(changed)}",
-                              "bring the data back, or use the settings that the cache was made with")
+            raise ConfigError(
+                "data",
+                f"its folder is gone and the cache was made otherwise: {'; '.join(changed)}",
+                "bring the data back, or use the settings that the cache was made with",
+            )
         if not missing:
             return
-        names = sorted({f"{shelf.split.units[u].name}.{p[1]}" for shelf in (self.rows, self.prompts) for place in shelf.places()
-                        for (u, p), key in shelf.keys(place).items() if key in missing})
+        names = sorted(
+            {
+                f"{shelf.split.units[u].name}.{p[1]}"
+                for shelf in (self.rows, self.prompts)
+                for place in shelf.places()
+                for (u, p), key in shelf.keys(place).items()
+                if key in missing
+            }
+        )
         what = f"needs the cache, but {len(missing)} of {len(self.all_keys())} values are not in {self.root} ({', '.join(names)})"
         raise ConfigError("stage=train", "; ".join([what, *changed]), f"run: {command}")
 
@@ -153,34 +231,51 @@ class Library:
         """Of each (row, variant): what its cached units returned."""
         return self.rows.reader.batch(visits)
 
+    def stacked(self, visits: Sequence[tuple[int, int]], output: Output) -> Tensor:
+        """One kept output of each (row, variant): [len(visits), ...]. Raises ValueError when they are not alike."""
+        return self.rows.stacked(visits, output)
+
     def prompt_records(self) -> list[dict[int, Record]]:
         return self.prompts.reader.batch([(row, 0) for row in range(len(self.prompts.rows))])
 
     def stored(self, job: Job, missing: set[bytes]) -> dict[int, Record]:
         """What the cache already has of a job's units that need not run."""
-        keys = {output: key for output, key in job.shelf.keys(job.place).items() if output[0] not in job.units and key not in missing}
+        keys = {
+            output: key
+            for output, key in job.shelf.keys(job.place).items()
+            if output[0] not in job.units and key not in missing
+        }
         return Reader(self.store, job.shelf.split.units, lambda row, variant: keys).records(0, 0)
 
     def parts(self) -> Parts:
         """Everything that reaches the keys, for people: what a later run compares itself with."""
         run, components = self.run, self.pipeline.components()
         made_of = {name: Part(key.hex(), components[name].describe) for name, key in self.identities.items()}
-        made_of |= {f"data.{name}": Part(str(value), str(value)) for name, value in run.data.items() if name not in self.rows.source.not_content}
-        made_of |= {f"unit {unit.name}": Part(digest(unit.version, dict(unit.settings)).hex(), f"version {unit.version}, {dict(unit.settings)}")
-                    for i in self.rows.split.needed for unit in [self.rows.split.units[i]]}
+        made_of |= {
+            f"data.{name}": Part(str(value), str(value))
+            for name, value in run.data.items()
+            if name not in self.rows.source.not_content
+        }
+        made_of |= {
+            f"unit {unit.name}": Part(code_identity(unit).hex(), f"version {unit.version}, {dict(unit.settings)}")
+            for i in self.rows.split.needed
+            for unit in [self.rows.split.units[i]]
+        }
         made_of |= {name: Part(version(name), version(name)) for name in LIBRARIES}
         return Parts(run.model["name"], run.data["source"], made_of, {"torch": torch.__version__})
 
     def save_manifest(self, faults: Mapping[str, str]) -> None:
         """Write down which rows have which keys. faults: row id -> why it has none."""
         self.sources.save()
-        write_manifest(self.root, self.parts(), [self._manifest_row(number, faults.get(row.id, "")) for number, row in enumerate(self.rows.rows)])
-
-    def _manifest_row(self, number: int, fault: str) -> ManifestRow:
-        row, units, count = self.rows.rows[number], self.rows.split.units, len(self.rows.variants)
-        keys = {} if fault else {Kept(variant, units[u].name, *param): key for variant in range(count)
-                                 for (u, param), key in self.rows.keys(number * count + variant).items()}
-        return ManifestRow(row.id, row.prompt, row.size, digest(self.rows.fingerprints[number]), fault, keys)
+        write_manifest(
+            self.root,
+            self.parts(),
+            [
+                shelf.manifest_row(number, faults.get(row.id, ""))
+                for shelf in (self.rows, self.prompts)
+                for number, row in enumerate(shelf.rows)
+            ],
+        )
 
 
 def _identity(component: bytes, dtype: str) -> bytes:

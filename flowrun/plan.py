@@ -34,7 +34,16 @@ def unit_table(split: Split) -> list[str]:
     for i, unit in enumerate(split.units):
         stage = Stage.train.value if i in split.live else Stage.cache.value if i in split.needed else "-"
         reads, writes = ("everything", "everything") if unit.is_barrier else (_names(unit.reads), _names(unit.writes))
-        rows.append((unit.name, reads, writes, ", ".join(unit.onload_model_names) or "-", stage, split.why[i] + _kept(split, i, unit)))
+        rows.append(
+            (
+                unit.name,
+                reads,
+                writes,
+                ", ".join(unit.onload_model_names) or "-",
+                stage,
+                split.why[i] + _kept(split, i, unit),
+            )
+        )
     return columns(rows)
 
 

@@ -25,7 +25,9 @@ class Progress:
         self.what, self.total, self.done, self.start = what, total, start, start
         self.unit = unit
         self.began = self._said = time.monotonic()
-        self.bar = tqdm(desc=what, total=total, initial=start, unit=unit, disable=not sys.stderr.isatty(), dynamic_ncols=True)
+        self.bar = tqdm(
+            desc=what, total=total, initial=start, unit=unit, disable=not sys.stderr.isatty(), dynamic_ncols=True
+        )
 
     def __enter__(self) -> Progress:
         return self
@@ -41,7 +43,9 @@ class Progress:
         now = time.monotonic()
         if now - self._said >= LINE_EVERY_S or self.done == self.total:
             self._said = now
-            log.info("%s %d/%d: %s", self.what, self.done, self.total, ", ".join(filter(None, (note(), self._pace(now)))))
+            log.info(
+                "%s %d/%d: %s", self.what, self.done, self.total, ", ".join(filter(None, (note(), self._pace(now))))
+            )
 
     def _pace(self, now: float) -> str:
         done = max(1, self.done - self.start)

@@ -10,6 +10,8 @@ from flowrun.data import HashFile, Row, Source
 from flowrun.graph import Draws, Executor, Record, State
 from flowrun.splitters import Split
 
+NO_PICTURE = (0, 0)  # the size of a row that is only sampled from
+
 
 class Prompts(Source):
     """One row per different prompt; guidance subtracts the empty one."""
@@ -21,7 +23,7 @@ class Prompts(Source):
         self.skipped, self.ignored = [], 0
 
     def rows(self) -> list[Row]:
-        return [Row(id=f"prompt/{prompt}", prompt=prompt, size=(0, 0)) for prompt in self.prompts]
+        return [Row(id=f"prompt/{prompt}", prompt=prompt, size=NO_PICTURE) for prompt in self.prompts]
 
     def load(self, row: Row, names: Collection[str] | None = None) -> dict[str, Any]:
         return {"prompt": row.prompt} if names is None or "prompt" in names else {}
@@ -30,9 +32,18 @@ class Prompts(Source):
         return {"prompt": digest("prompt", row.prompt)}
 
 
-def encode(rows: Sequence[Row], split: Split, executor: Executor, records: Sequence[Mapping[int, Record]], names: Sequence[str],
-           seed: int) -> dict[str, dict[str, Any]]:
+def encode(
+    rows: Sequence[Row],
+    split: Split,
+    executor: Executor,
+    records: Sequence[Mapping[int, Record]],
+    names: Sequence[str],
+    seed: int,
+) -> dict[str, dict[str, Any]]:
     """Prompt -> the values of `names` for it. records: of each row's cached units."""
-    jobs = [(State(shared={"prompt": row.prompt}), Draws(seed, row.id, 0), kept) for row, kept in zip(rows, records, strict=True)]
+    jobs = [
+        (State(shared={"prompt": row.prompt}), Draws(seed, row.id, 0), kept)
+        for row, kept in zip(rows, records, strict=True)
+    ]
     states = executor.run_batch(jobs, live=split.live)
     return {row.prompt: {name: state.shared[name] for name in names} for row, state in zip(rows, states, strict=True)}

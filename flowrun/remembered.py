@@ -12,6 +12,7 @@ from flowrun.cache.manifest import Kept, Manifest, newest_manifest
 from flowrun.config import DataError, Run
 from flowrun.data import HashFile, Row, Source
 from flowrun.graph import Unit
+from flowrun.prompts import NO_PICTURE
 
 UNKNOWN = bytes(KEY_BYTES)  # key of a value that the manifest does not list: no store has it
 
@@ -23,7 +24,7 @@ class Remembered(Source):
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        listed = list(manifest.rows())
+        listed = [row for row in manifest.rows() if row.size != NO_PICTURE]
         self.skipped = [(row.id, row.fault) for row in listed if row.fault]
         self.ignored = 0
         self._listed = {row.id: row for row in listed if not row.fault}

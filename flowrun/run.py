@@ -61,7 +61,16 @@ class Assembly:
         """The cached values of this run; None when every unit is live. Hashes the data's files at first use."""
         if not self.split.cached:
             return None
-        return Library(self.run, self.pipeline, self.source, self.rows, self.prompts, self.algorithm.variants(), self.split, self.prompt_split)
+        return Library(
+            self.run,
+            self.pipeline,
+            self.source,
+            self.rows,
+            self.prompts,
+            self.algorithm.variants(),
+            self.split,
+            self.prompt_split,
+        )
 
     @cached_property
     def plan(self) -> Plan:
@@ -77,7 +86,11 @@ class Assembly:
     @property
     def train_models(self) -> tuple[str, ...]:
         """Components whose weights the train stage loads: for live units, for what is trained, and for the loss."""
-        names = {*self.split.models_live, *self.prompt_split.models_live, *(name.split(".")[0] for name in self.trained)}
+        names = {
+            *self.split.models_live,
+            *self.prompt_split.models_live,
+            *(name.split(".")[0] for name in self.trained),
+        }
         return tuple(sorted(names | {self.pipeline.denoiser}))
 
 
@@ -98,19 +111,44 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     stages = (Stage.train,) if isinstance(source, Remembered) else _stages(run, task, parts[0])
     for size in {row.size for row in rows}:
         pipeline.latent_shape(size)
-    batches = Batches([row.size for row in rows], run.train.batch_size, run.train.accumulate, run.train.repeat, run.seed, run.processes)
+    batches = Batches(
+        [row.size for row in rows],
+        run.train.batch_size,
+        run.train.accumulate,
+        run.train.repeat,
+        run.seed,
+        run.processes,
+    )
     steps = run.train.steps or batches.steps(run.train.epochs)
     end = None if run.train.epochs is None else batches.per_epoch * run.train.epochs
     prompts = Prompts(run.sample.prompts, guided=run.sample.guidance != 1).rows()
-    return Assembly(run, task, source, rows, prompts, pipeline, algorithm, adapter, trackers, trained, *parts, batches, stages,
-                    steps, end, check_optimizer(run.optimizer, steps))
+    return Assembly(
+        run,
+        task,
+        source,
+        rows,
+        prompts,
+        pipeline,
+        algorithm,
+        adapter,
+        trackers,
+        trained,
+        *parts,
+        batches,
+        stages,
+        steps,
+        end,
+        check_optimizer(run.optimizer, steps),
+    )
 
 
 def _refuse_accelerators(run: Run) -> None:
     for slot in ("shared", "rollout"):
         if getattr(run.acceleration, slot):
             names = ", ".join(getattr(run.acceleration, slot))
-            raise ConfigError(f"acceleration.{slot}", f"names {names}, but this version has no accelerators", "leave it empty")
+            raise ConfigError(
+                f"acceleration.{slot}", f"names {names}, but this version has no accelerators", "leave it empty"
+            )
 
 
 def _pipeline(run: Run) -> Pipeline:
@@ -138,7 +176,12 @@ def _rows(run: Run, source: Source, part: Split) -> tuple[Source, list[Row]]:
         return source, source.rows()
     except ConfigError:
         remembered = None
-        if source.gone() and part.needed and run.stage is not Stage.cache and not live_inputs(part, ()) & set(source.names):
+        if (
+            source.gone()
+            and part.needed
+            and run.stage is not Stage.cache
+            and not live_inputs(part, ()) & set(source.names)
+        ):
             remembered = remember(run)
         if remembered is None:
             raise
@@ -150,14 +193,24 @@ def _splits(task: Task, pipeline: Pipeline, trained: tuple[str, ...]) -> tuple[S
     wanted = [("shared", name) for name in pipeline.conditions]
     asked = UnitGraph(units).needed_for(wanted)
     prompt_units = [unit for i, unit in enumerate(units) if i in asked]
-    return (split(task.splitter, units, trained, live_out=(*pipeline.conditions, pipeline.target)),
-            split(task.splitter, prompt_units, trained, live_out=pipeline.conditions))
+    return (
+        split(task.splitter, units, trained, live_out=(*pipeline.conditions, pipeline.target)),
+        split(task.splitter, prompt_units, trained, live_out=pipeline.conditions),
+    )
 
 
 def _stages(run: Run, task: Task, parts: Split) -> tuple[Stage, ...]:
     if run.stage is Stage.cache and not parts.needed:
-        what = "trains from live units" if not parts.cached else "leaves nothing to cache: every unit that is needed is live"
-        raise ConfigError("stage", f"task.splitter={task.splitter} {what}, so stage=cache has nothing to do", "use task=sft_split, or leave stage out")
+        what = (
+            "trains from live units"
+            if not parts.cached
+            else "leaves nothing to cache: every unit that is needed is live"
+        )
+        raise ConfigError(
+            "stage",
+            f"task.splitter={task.splitter} {what}, so stage=cache has nothing to do",
+            "use task=sft_split, or leave stage out",
+        )
     if run.stage is not None:
         return (run.stage,)
     return (Stage.cache, Stage.train) if parts.needed else (Stage.train,)

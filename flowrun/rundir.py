@@ -31,7 +31,9 @@ def outputs() -> Path:
 def identity(run: Run) -> str:
     """What a run computes, as one number: equal for a run and the command that resumes it."""
     plain = OmegaConf.to_container(OmegaConf.structured(run), enum_to_str=True)
-    return f"{seed_of('run', json.dumps({k: v for k, v in plain.items() if k not in NOT_IDENTITY}, sort_keys=True)):016x}"
+    return (
+        f"{seed_of('run', json.dumps({k: v for k, v in plain.items() if k not in NOT_IDENTITY}, sort_keys=True)):016x}"
+    )
 
 
 @dataclass
@@ -82,7 +84,9 @@ def find(run: Run, stage: str) -> Path | None:
     new = place(run, stage)
     stamps = [new / STAMP] if os.environ.get("FLOWRUN_RUN_DIR") else new.parent.glob(f"*/{STAMP}")
     newest_first = sorted((stamp for stamp in stamps if stamp.is_file()), key=lambda stamp: -stamp.stat().st_mtime_ns)
-    return next((stamp.parent for stamp in newest_first if _unfinished(stamp, identity(run)) and not _held(stamp.parent)), None)
+    return next(
+        (stamp.parent for stamp in newest_first if _unfinished(stamp, identity(run)) and not _held(stamp.parent)), None
+    )
 
 
 def named(run: Run) -> Path | None:

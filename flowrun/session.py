@@ -11,11 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from flowrun import launch, rundir
-from flowrun.config import ConfigError, Run, Stage, Stopped
+from flowrun.config import Run, Stage, Stopped
 from flowrun.dist import Dist, make_dist
 from flowrun.rundir import RunDir
 
@@ -106,15 +105,23 @@ class Session:
                 yield folder
         except BaseException as error:
             stopped = isinstance(error, Stopped | KeyboardInterrupt)
-            folder.save_result({"status": "stopped" if stopped else "failed", "stage": stage.value, "reason": str(error),
-                                "seconds": time.monotonic() - began})
+            folder.save_result(
+                {
+                    "status": "stopped" if stopped else "failed",
+                    "stage": stage.value,
+                    "reason": str(error),
+                    "seconds": time.monotonic() - began,
+                }
+            )
             raise
         finally:
             folder.close()
 
     def _finish(self, folder: RunDir | None, result: dict[str, Any]) -> None:
         if folder is not None:
-            path = folder.save_result({"status": "finished", "task": self.run.task["name"], "model": self.run.model["name"], **result})
+            path = folder.save_result(
+                {"status": "finished", "task": self.run.task["name"], "model": self.run.model["name"], **result}
+            )
             log.info("result: %s", path)
 
     def _command(self, stage: Stage) -> str:

@@ -1,4 +1,4 @@
-"""Pictures for the notebooks, shown below the cell that asks for them: a split as a graph, cached rows as a contact sheet.
+"""Pictures for the notebooks, shown below the cell that asks: a split as a graph, cached rows as a contact sheet.
 
 A split is drawn with one column per unit, in execution order, and two lanes: units that run once into the cache, and
 units that run in every training step. The bar above them is the data, the bar below them the loss.
@@ -27,11 +27,17 @@ WIDTH, HEIGHT, BAR = 0.78, 0.46, 0.24  # of a unit's box, and the height of a ba
 NEAR = 0.18, 0.32  # from the data's bar and the loss's bar to the labels of their arrows
 BLUE, ORANGE, RED, GREY = "#1f5f99", "#b85400", "#c2002f", "#6b6b6b"
 FILL = {CACHE: "#dceaf7", TRAIN: "#fde6d0"}
-DPI, COLOURS = 100, 128  # of the pictures; a limited palette makes their files three times smaller
+DPI, COLOURS = 100, 128  # a palette makes the files of the graphs three times smaller, with no visible loss
 CREDIT = "Emoji: OpenMoji, openmoji.org, CC BY-SA 4.0"
 
 
-def draw_splits(splits: Mapping[str, Split], inputs: Sequence[str], outputs: Sequence[str], trained: Collection[str], denoiser: str) -> None:
+def draw_splits(
+    splits: Mapping[str, Split],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    trained: Collection[str],
+    denoiser: str,
+) -> None:
     """One picture per split, below one another, under their titles. All are splits of equally many units.
 
     inputs: names that the data supply; outputs: names that the loss reads; trained: names of the trained models;
@@ -40,7 +46,7 @@ def draw_splits(splits: Mapping[str, Split], inputs: Sequence[str], outputs: Seq
     figure = Figure(figsize=(max(7.5, 1.55 * count), 3.1 * len(splits)), dpi=DPI, layout="constrained")
     for ax, (title, split) in zip(figure.subplots(len(splits), squeeze=False)[:, 0], splits.items(), strict=True):
         SplitPicture(ax, split, trained).draw(title, inputs, outputs, denoiser)
-    _show(figure)
+    _show(figure, COLOURS)
 
 
 @dataclass
@@ -56,7 +62,8 @@ class SplitPicture:
         self.ax.set(xlim=(-1.05, count - 0.35), ylim=(-0.2, 3.5))
         self.ax.axis("off")
         self.ax.set_title(title, loc="left", fontsize=11, fontweight="bold")
-        for height, text in ((DATA, "data"), (CACHE, "cache:\nonce"), (TRAIN, "train:\nevery step"), (LOSS, "loss:\nevery step")):
+        lanes = {DATA: "data", CACHE: "cache:\nonce", TRAIN: "train:\nevery step", LOSS: "loss:\nevery step"}
+        for height, text in lanes.items():
             self.ax.text(-1.02, height, text, va="center", fontsize=10, color=GREY)
         self._bar(DATA, ", ".join(inputs), "#eeeeee")
         self._bar(LOSS, f"calls {self._marked(denoiser)}", FILL[TRAIN])
@@ -66,7 +73,8 @@ class SplitPicture:
             self._dependence(writer, reader, ",\n".join(_name(param) for param in params))
         for conflict in self.split.hazards:
             start, end = self._ends(conflict.first, conflict.second)
-            self._arrow(start, end, 1 - 0.3 / (end[0] - start[0]), f"{conflict.kind} {_name(conflict.param)}", RED, dashed=True)
+            label = f"{conflict.kind} {_name(conflict.param)}"
+            self._arrow(start, end, 1 - 0.3 / (end[0] - start[0]), label, RED, dashed=True)
 
     def _dependences(self, inputs: Sequence[str], outputs: Sequence[str]) -> dict[tuple[int, int], list[Param]]:
         """(writer, reader) -> parameters. The data count as a unit before the first, the loss as one after the last.
@@ -110,30 +118,46 @@ class SplitPicture:
 
     def _bar(self, height: float, text: str, fill: str) -> None:
         left, right = -0.45, len(self.split.units) - 0.4
-        self.ax.add_patch(FancyBboxPatch((left, height - BAR / 2), right - left, BAR, boxstyle="round,pad=0,rounding_size=0.05",
-                                         facecolor=fill, edgecolor="none"))
+        self._rounded((left, height - BAR / 2), right - left, BAR, fill, "none")
         self.ax.text((left + right) / 2, height, text, ha="center", va="center", fontsize=9)
 
     def _box(self, i: int, unit: Unit) -> None:
         """Dashed: a cached unit that nothing needs, and that never runs."""
         lane, models = self._lane(i), ", ".join(map(self._marked, unit.onload_model_names))
         idle = lane == CACHE and i not in self.split.needed
-        self.ax.add_patch(FancyBboxPatch((i - WIDTH / 2, lane - HEIGHT / 2), WIDTH, HEIGHT, boxstyle="round,pad=0,rounding_size=0.06",
-                                         facecolor="white" if idle else FILL[lane], edgecolor=BLUE if lane == CACHE else ORANGE,
-                                         linestyle="--" if idle else "-", zorder=3))
-        self.ax.text(i, lane + (0.09 if models else 0), unit.name, ha="center", va="center", fontsize=10, fontweight="bold", zorder=4)
-        self.ax.text(i, lane - 0.12, models, ha="center", va="center", fontsize=8, zorder=4)
+        fill, edge = "white" if idle else FILL[lane], BLUE if lane == CACHE else ORANGE
+        self._rounded((i - WIDTH / 2, lane - HEIGHT / 2), WIDTH, HEIGHT, fill, edge, dashed=idle)
+        centred = {"ha": "center", "va": "center", "zorder": 4}
+        self.ax.text(i, lane + (0.09 if models else 0), unit.name, fontsize=10, fontweight="bold", **centred)
+        self.ax.text(i, lane - 0.12, models, fontsize=8, **centred)
 
-    def _arrow(self, start: tuple[float, float], end: tuple[float, float], at: float, label: str, colour: str, *,
-               bold: bool = False, dashed: bool = False) -> None:
+    def _rounded(
+        self, corner: tuple[float, float], width: float, height: float, fill: str, edge: str, dashed: bool = False
+    ) -> None:
+        shape, line = "round,pad=0,rounding_size=0.06", "--" if dashed else "-"
+        self.ax.add_patch(FancyBboxPatch(corner, width, height, boxstyle=shape, facecolor=fill, edgecolor=edge,
+                                         linestyle=line, zorder=3))  # fmt: skip
+
+    def _arrow(
+        self,
+        start: tuple[float, float],
+        end: tuple[float, float],
+        at: float,
+        label: str,
+        colour: str,
+        *,
+        bold: bool = False,
+        dashed: bool = False,
+    ) -> None:
         """Bent upward within one lane, else straight. at: where the label stands, 0 at the start, 1 at the end."""
         (x0, y0), (x1, y1) = start, end
         bend = min(0.42, 0.08 + 0.1 * (x1 - x0)) if y0 == y1 else 0.0
         path = Path([start, ((x0 + x1) / 2, (y0 + y1) / 2 + 2 * bend), end], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
-        self.ax.add_patch(FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=11, color=colour, linewidth=2 if bold else 1.2,
-                                          linestyle=(0, (3, 2)) if dashed else "-", shrinkA=0, shrinkB=0, zorder=2))
-        self.ax.text(x0 + at * (x1 - x0), y0 + at * (y1 - y0) + 4 * at * (1 - at) * bend, label, ha="center", va="center", fontsize=8.5, color=colour,
-                     zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.9})
+        look = {"linewidth": 2 if bold else 1.2, "linestyle": (0, (3, 2)) if dashed else "-", "color": colour}
+        self.ax.add_patch(FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=11, zorder=2, **look))
+        x, y = x0 + at * (x1 - x0), y0 + at * (y1 - y0) + 4 * at * (1 - at) * bend
+        ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.9}
+        self.ax.text(x, y, label, ha="center", va="center", fontsize=8.5, color=colour, zorder=5, bbox=ground)
 
 
 def contact_sheet(pictures: Sequence[Tensor | None], captions: Sequence[str], states: Sequence[Tensor]) -> None:
@@ -145,6 +169,7 @@ def contact_sheet(pictures: Sequence[Tensor | None], captions: Sequence[str], st
     limit = max(float(state.abs().max()) for state in states) / 3
     for above, below, picture, caption, state in zip(*axes, pictures, captions, states, strict=True):
         above.set_title(caption, fontsize=11)
+        above.set_box_aspect(1)
         below.imshow(state, aspect="auto", cmap="RdBu", vmin=-limit, vmax=limit, interpolation="nearest")
         if picture is None:
             above.axis("off")
@@ -158,11 +183,13 @@ def contact_sheet(pictures: Sequence[Tensor | None], captions: Sequence[str], st
     _show(figure)
 
 
-def _show(figure: Figure) -> None:
-    """Below the cell, as a PNG."""
-    drawn, png = BytesIO(), BytesIO()
-    figure.savefig(drawn, format="png", bbox_inches="tight")
-    Pillow.open(drawn).convert("RGB").quantize(COLOURS, dither=Pillow.Dither.NONE).save(png, format="PNG", optimize=True)
+def _show(figure: Figure, colours: int | None = None) -> None:
+    """Below the cell, as a PNG. colours: of its palette; None: exact."""
+    png = BytesIO()
+    figure.savefig(png, format="png", bbox_inches="tight")
+    if colours is not None:
+        drawn, png = Pillow.open(png).convert("RGB"), BytesIO()
+        drawn.quantize(colours, dither=Pillow.Dither.NONE).save(png, format="PNG", optimize=True)
     display(Image(png.getvalue()))
 
 

@@ -29,7 +29,9 @@ class Runs:
         return self.newest("train")
 
     def newest(self, stage: str) -> Path | None:
-        found = sorted((self.folder / "outputs" / "runs" / stage).glob("*/*/config.yaml"), key=lambda path: path.stat().st_mtime_ns)
+        found = sorted(
+            (self.folder / "outputs" / "runs" / stage).glob("*/*/config.yaml"), key=lambda path: path.stat().st_mtime_ns
+        )
         return found[-1].parent if found else None
 
 

@@ -17,7 +17,13 @@ class Jittered(EmojiPipeline):
     random = "per_epoch"
 
     def units(self) -> tuple[Unit, ...]:
-        jitter = Unit(name="jitter", input_params=("target_latents",), output_params=("target_latents",), process=_jitter, random=self.random)
+        jitter = Unit(
+            name="jitter",
+            input_params=("target_latents",),
+            output_params=("target_latents",),
+            process=_jitter,
+            random=self.random,
+        )
         return (*super().units(), jitter)
 
 
@@ -30,4 +36,3 @@ class FrozenJitter(Jittered):
 def _jitter(ctx: Any, target_latents: Tensor) -> dict[str, Tensor]:
     noise = torch.randn(target_latents.shape, generator=ctx.generator)
     return {"target_latents": target_latents + 0.1 * noise}
-

@@ -12,10 +12,15 @@ from flowrun.batches import Batches, Visit
 def all_visits(batches: Batches, epochs: int) -> list[list[Visit]]:
     end = batches.per_epoch * epochs
     steps = batches.steps(epochs)
-    return [batch for step in range(steps) for rank in range(batches.world) for batch in batches.window(step, rank, end)]
+    return [
+        batch for step in range(steps) for rank in range(batches.world) for batch in batches.window(step, rank, end)
+    ]
 
 
-@pytest.mark.parametrize(("rows", "batch", "accumulate", "repeat", "world"), [(10, 4, 1, 1, 1), (10, 4, 3, 1, 1), (7, 2, 2, 3, 2), (5, 8, 1, 1, 2)])
+@pytest.mark.parametrize(
+    ("rows", "batch", "accumulate", "repeat", "world"),
+    [(10, 4, 1, 1, 1), (10, 4, 3, 1, 1), (7, 2, 2, 3, 2), (5, 8, 1, 1, 2)],
+)
 def test_every_row_is_visited_equally_often(rows: int, batch: int, accumulate: int, repeat: int, world: int) -> None:
     batches = Batches([(32, 32)] * rows, batch, accumulate, repeat, seed=0, world=world)
     visits = [visit for group in all_visits(batches, 3) for visit in group]

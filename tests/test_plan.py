@@ -23,7 +23,13 @@ def test_units_are_listed_with_reads_writes_models_stage_and_reason(runs: Runs) 
     plan = str(assemble([*SMALL, "model.pipeline=tests.plugins:Jittered"]).plan)
     header, text, target, jitter = (line.split("  ") for line in section(plan, "units"))
     assert [cell.strip() for cell in header if cell.strip()] == ["unit", "reads", "writes", "models", "stage", "why"]
-    assert [cell.strip() for cell in text if cell.strip()][:5] == ["text", "prompt", "pooled_prompt_embeds, prompt_embeds", "text_encoder", "cache"]
+    assert [cell.strip() for cell in text if cell.strip()][:5] == [
+        "text",
+        "prompt",
+        "pooled_prompt_embeds, prompt_embeds",
+        "text_encoder",
+        "cache",
+    ]
     assert "cache" in [cell.strip() for cell in target]
     assert "train" in [cell.strip() for cell in jitter]
     assert "draws anew each epoch" in "".join(jitter)
@@ -45,7 +51,9 @@ def test_what_is_to_be_made_is_what_is_made(runs: Runs) -> None:
 
 
 def test_rows_sizes_steps_and_places_are_told(runs: Runs) -> None:
-    assembly = assemble([*SMALL, "train.batch_size=3", "train.steps=null", "train.epochs=3", "run_id=x", "adapter=lora"])
+    assembly = assemble(
+        [*SMALL, "train.batch_size=3", "train.steps=null", "train.epochs=3", "run_id=x", "adapter=lora"]
+    )
     plan = str(assembly.plan)
     assert section(plan, "data") == ["4 rows from emoji", "32x32 pixels: 4 rows"]
     assert "transformer: LoRA rank 16, fp32" in plan
@@ -53,7 +61,10 @@ def test_rows_sizes_steps_and_places_are_told(runs: Runs) -> None:
     assert section(plan, "results")[-1] == str(runs.folder / "outputs/runs/train/sft_split-emoji_tiny/x")
 
 
-@pytest.mark.parametrize(("overrides", "stages"), [((), (Stage.cache, Stage.train)), (("stage=train",), (Stage.train,)), (("task=sft",), (Stage.train,))])
+@pytest.mark.parametrize(
+    ("overrides", "stages"),
+    [((), (Stage.cache, Stage.train)), (("stage=train",), (Stage.train,)), (("task=sft",), (Stage.train,))],
+)
 def test_stages_follow_from_task_and_stage(runs: Runs, overrides: tuple[str, ...], stages: tuple[Stage, ...]) -> None:
     assert assemble([*SMALL, *overrides]).stages == stages
 

@@ -143,10 +143,3 @@ class KeyPlan:
             self._steps.append(step)
             self._memory[step] = -len(self._steps)
         return self._memory[step]
-
-
-def derive(
-    split: Split, inputs: Mapping[Param, bytes], identities: Mapping[str, bytes], context: bytes, seed: int, row_id: str
-) -> dict[Output, bytes]:
-    """The keys of one row. For many rows make one KeyPlan."""
-    return KeyPlan(split, identities, context, seed).keys(inputs, row_id)

@@ -16,7 +16,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,11 +151,6 @@ class Manifest:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    @cached_property
-    def numbers(self) -> dict[str, int]:
-        """Row id -> row number."""
-        return {row_id: number for number, row_id in enumerate(self.ids.all())}
 
     def row(self, number: int) -> ManifestRow:
         keys = {

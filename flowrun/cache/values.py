@@ -72,31 +72,30 @@ def _name(cls: type) -> str:
 def encode(value: Any, row: str, field: str) -> tuple[str, list[Leaf]]:
     """Text and leaves of `value`; the leaves share no memory with it. Raises BadValue naming row and field."""
     leaves: list[Leaf] = []
+    return json.dumps(_plain(value, leaves, row, field)), leaves
 
-    def plain(value: Any) -> Any:
-        kind = type(value)
-        if value is None or kind in (bool, int, str):
-            return value
-        if kind is float:
-            if not math.isfinite(value):
-                raise BadValue(row, field, f"holds {value}", "a cached value must be finite")
-            return value
-        if kind is Tensor:
-            leaves.append(_leaf(value, row, field))
-            return {"tensor": len(leaves) - 1}
-        if kind in (list, tuple):
-            return {kind.__name__: [plain(item) for item in value]}
-        if kind is dict:
-            return {"dict": [[plain(key), plain(item)] for key, item in value.items()]}
-        if _registered.get(_name(kind)) is kind:
-            return {"named": [_name(kind), [plain(item) for item in value]]}
-        if kind is Absence:
-            return {"absent": value.what}
-        raise BadValue(
-            row, field, f"holds a {_name(kind)}", "return tensors and plain data, or register the named tuple"
-        )
 
-    return json.dumps(plain(value)), leaves
+def _plain(value: Any, leaves: list[Leaf], row: str, field: str) -> Any:
+    """What stands for `value` in the text. Tensors are added to `leaves`."""
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        if not math.isfinite(value):
+            raise BadValue(row, field, f"holds {value}", "a cached value must be finite")
+        return value
+    if kind is Tensor:
+        leaves.append(_leaf(value, row, field))
+        return {"tensor": len(leaves) - 1}
+    if kind in (list, tuple):
+        return {kind.__name__: [_plain(item, leaves, row, field) for item in value]}
+    if kind is dict:
+        return {"dict": [[_plain(part, leaves, row, field) for part in pair] for pair in value.items()]}
+    if _registered.get(_name(kind)) is kind:
+        return {"named": [_name(kind), [_plain(item, leaves, row, field) for item in value]]}
+    if kind is Absence:
+        return {"absent": value.what}
+    raise BadValue(row, field, f"holds a {_name(kind)}", "return tensors and plain data, or register the named tuple")
 
 
 def _leaf(tensor: Tensor, row: str, field: str) -> Leaf:
@@ -130,33 +129,32 @@ def _bytes(tensor: Tensor) -> np.ndarray:
 
 def decode(text: str, tensors: Sequence[Tensor]) -> Any:
     """The value that `text` describes, with these tensors in it. Raises Failure for a named tuple not registered."""
-    if text == ONE_TENSOR:
-        return tensors[0]
+    return tensors[0] if text == ONE_TENSOR else _value(json.loads(text), tensors)
 
-    def value(plain: Any) -> Any:
-        if type(plain) is not dict:
-            return plain
-        ((kind, content),) = plain.items()
-        return read[kind](content)
 
-    def named(content: list) -> Any:
-        name, items = content
-        if name not in _registered:
-            raise Failure(
-                f"a cached value holds a {name}, which this process has not registered",
-                "import the module that registers it (flowrun.cache.values.register)",
-            )
-        return _registered[name](*map(value, items))
+def _value(plain: Any, tensors: Sequence[Tensor]) -> Any:
+    if type(plain) is not dict:
+        return plain
+    ((kind, content),) = plain.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "absent":
+        return ABSENCES[content]
+    if kind == "named":
+        return _named(content[0])(*[_value(item, tensors) for item in content[1]])
+    if kind == "dict":
+        return {_value(key, tensors): _value(item, tensors) for key, item in content}
+    items = [_value(item, tensors) for item in content]
+    return items if kind == "list" else tuple(items)
 
-    read = {
-        "tensor": tensors.__getitem__,
-        "list": lambda items: [value(item) for item in items],
-        "tuple": lambda items: tuple(value(item) for item in items),
-        "named": named,
-        "dict": lambda items: {value(key): value(item) for key, item in items},
-        "absent": ABSENCES.__getitem__,
-    }
-    return value(json.loads(text))
+
+def _named(name: str) -> type:
+    if name not in _registered:
+        raise Failure(
+            f"a cached value holds a {name}, which this process has not registered",
+            "import the module that registers it (flowrun.cache.values.register)",
+        )
+    return _registered[name]
 
 
 def take(place: int, text: str, leaves: Sequence[Leaf]) -> tuple[Any, list[Leaf]]:

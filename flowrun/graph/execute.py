@@ -13,7 +13,7 @@ import torch
 
 from flowrun.graph.calls import call_of
 from flowrun.graph.draws import Draws
-from flowrun.graph.generators import global_generators
+from flowrun.graph.generators import GlobalGenerators
 from flowrun.graph.graph import UnitGraph
 from flowrun.graph.guard import Context, DeclaredModels, UndeclaredEffect, check_arguments
 from flowrun.graph.state import Record, State, canonical
@@ -87,10 +87,10 @@ class Executor:
 
     def run_recorded(self, job: Job, live: Collection[int]) -> dict[int, Record]:
         """What each live unit returned for one row, checked like `run_batch`."""
-        before, (state, draws, records), made = global_generators(), job, {}
+        before, (state, draws, records), made = GlobalGenerators(), job, {}
         self.run(state.copy(), draws, live, records, made)
-        if global_generators() != before:
-            self._name_culprit([job], live)
+        if before.moved():
+            self._name_culprit([job], live, before)
         return made
 
     def run_batch(self, jobs: Sequence[Job], live: Collection[int] | None = None) -> list[State]:
@@ -100,22 +100,23 @@ class Executor:
         so it is done once around the rows, then unit by unit to name the culprit."""
         if live is not None and not live:
             return [self.run(state.copy(), draws, live, records) for state, draws, records in jobs]
-        before = global_generators()
+        before = GlobalGenerators()
         states = [self.run(state.copy(), draws, live, records) for state, draws, records in jobs]
-        if global_generators() != before:
-            self._name_culprit(jobs, live)
+        if before.moved():
+            self._name_culprit(jobs, live, before)
         return states
 
-    def _name_culprit(self, jobs: Sequence[Job], live: Collection[int] | None) -> None:
+    def _name_culprit(self, jobs: Sequence[Job], live: Collection[int] | None, start: GlobalGenerators) -> None:
+        """Run the rows again, from the generators' states at that time: the first unit that moves them is the one."""
+        start.restore()
         for state, draws, records in jobs:
             state = state.copy()
             for i, unit in enumerate(self.units):
-                before = global_generators()
                 if live is None or i in live:
                     self.run_unit(i, state, draws)
                 elif i in records:
                     state.apply(records[i])
-                if global_generators() != before:
+                if start.moved():
                     fix = "draw from ctx.generator and declare `random`"
                     raise UndeclaredEffect(unit, "draws from a global random generator", fix)
         raise RuntimeError("a global random generator changed while units ran, but not when each ran again alone")

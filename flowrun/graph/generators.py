@@ -9,12 +9,32 @@ import numpy
 import torch
 
 
-def global_generators() -> tuple[Any, ...]:
-    """States of Python's, NumPy's and torch's generators, with every GPU in use; equal when nothing was drawn between.
+class GlobalGenerators:
+    """States of Python's, NumPy's and torch's generators, with every GPU in use, at the time when this was made.
 
-    About 0.1 ms: more than a small unit takes, so callers bracket many units with it."""
-    legacy = numpy.random.get_state(legacy=False)  # its spare normal number is part of the state: they come in pairs
-    engine = [part.tobytes() if isinstance(part, numpy.ndarray) else part for part in legacy["state"].values()]
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    torch_states = [state.numpy().tobytes() for state in (torch.get_rng_state(), *gpus)]
-    return random.getstate(), engine, legacy["has_gauss"], legacy["gauss"], torch_states
+    Looking costs about 0.1 ms: more than a small unit takes, so callers bracket many units with it."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        self._numpy: dict[str, Any] = numpy.random.get_state(legacy=False)
+        self._torch = torch.get_rng_state()
+        self._gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def moved(self) -> bool:
+        """Whether anybody has drawn, or seeded, since. A GPU first used since has not been looked at before."""
+        now = GlobalGenerators()
+        now._gpus = now._gpus[: len(self._gpus)]
+        return now._states() != self._states()
+
+    def restore(self) -> None:
+        random.setstate(self._python)
+        numpy.random.set_state(self._numpy)
+        torch.set_rng_state(self._torch)
+        if self._gpus:
+            torch.cuda.set_rng_state_all(self._gpus)
+
+    def _states(self) -> tuple[Any, ...]:
+        # NumPy's normal numbers come in pairs: the spare one is part of its state.
+        spare = {name: value for name, value in self._numpy.items() if name != "state"}
+        engine = [part.tobytes() if isinstance(part, numpy.ndarray) else part for part in self._numpy["state"].values()]
+        return self._python, spare, engine, [state.numpy().tobytes() for state in (self._torch, *self._gpus)]

@@ -38,22 +38,39 @@ def build_training(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
     _load(assembly, dist)
     names = (*pipeline.conditions, pipeline.target)
     configs = {name: component.configure() for name, component in pipeline.components().items()}
-    executor = partial(Executor, models=pipeline.models, configs=configs, trained=assembly.trained, autocast=dist.autocast)
-    feed = Feed(assembly.rows, assembly.source, assembly.split, executor(assembly.split.units), assembly.library or NoRecords(), names,
-                assembly.algorithm, run.seed, dist.device)
+    executor = partial(
+        Executor, models=pipeline.models, configs=configs, trained=assembly.trained, autocast=dist.autocast
+    )
+    feed = Feed(
+        assembly.rows,
+        assembly.source,
+        assembly.split,
+        executor(assembly.split.units),
+        assembly.library or NoRecords(),
+        names,
+        assembly.algorithm,
+        run.seed,
+        dist.device,
+    )
     trainer = Trainer(run, pipeline, assembly.algorithm, feed, assembly.batches, dist, assembly.steps, assembly.end)
     checkpoints = Checkpoints((resume_from or folder) / "checkpoints", run.train.keep)
     start = _resume(trainer, checkpoints) if resume_from else 0
     trackers = Trackers(assembly.trackers, _tracked(assembly, folder, start)) if dist.is_main else None
     size = Counter(row.size for row in assembly.rows).most_common(1)[0][0]
-    preview = Preview(run.sample, pipeline, _encoder(assembly, executor(assembly.prompt_split.units)), size, folder / "samples")
-    return Training(trainer, preview, checkpoints, trackers, folder, assembly.task.trainable_models, assembly.adapter, start)
+    preview = Preview(
+        run.sample, pipeline, _encoder(assembly, executor(assembly.prompt_split.units)), size, folder / "samples"
+    )
+    return Training(
+        trainer, preview, checkpoints, trackers, folder, assembly.task.trainable_models, assembly.adapter, start
+    )
 
 
 def _load(assembly: Assembly, dist: Dist) -> None:
     pipeline = assembly.pipeline
     pipeline.load(assembly.train_models, dist.device, assembly.dtype)
-    adapters.attach(pipeline.models, assembly.task.trainable_models, assembly.adapter, pipeline.lora_targets, assembly.run.seed)
+    adapters.attach(
+        pipeline.models, assembly.task.trainable_models, assembly.adapter, pipeline.lora_targets, assembly.run.seed
+    )
     if assembly.run.train.gradient_checkpointing:
         for name in {name.split(".")[0] for name in assembly.trained}:
             _checkpoint_gradients(name, pipeline.models[name])
@@ -62,9 +79,13 @@ def _load(assembly: Assembly, dist: Dist) -> None:
 
 
 def _checkpoint_gradients(name: str, model: Any) -> None:
-    switch = getattr(model, "enable_gradient_checkpointing", None) or getattr(model, "gradient_checkpointing_enable", None)
+    switch = getattr(model, "enable_gradient_checkpointing", None) or getattr(
+        model, "gradient_checkpointing_enable", None
+    )
     if switch is None:
-        raise ConfigError("train.gradient_checkpointing", f"{name} ({type(model).__name__}) does not support it", "set it to false")
+        raise ConfigError(
+            "train.gradient_checkpointing", f"{name} ({type(model).__name__}) does not support it", "set it to false"
+        )
     switch()
 
 

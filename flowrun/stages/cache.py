@@ -38,9 +38,18 @@ def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
     Raises Stopped when asked to, Failure when the disk is too small or a value is not finite, DataError naming all rows
     that could not be read; what was made before is stored in every case."""
     library, run, own, began = assembly.library, assembly.run, jobs[dist.rank :: dist.world], time.monotonic()
-    models = {model.partition(".")[0] for job in jobs for i in job.units for model in job.shelf.split.units[i].onload_model_names}
+    models = {
+        model.partition(".")[0]
+        for job in jobs
+        for i in job.units
+        for model in job.shelf.split.units[i].onload_model_names
+    }
     assembly.pipeline.load(sorted(models), dist.device, assembly.dtype)
-    with library.store.writer(run.cache.flush_mb, run.cache.flush_s) as writer, Stop() as stop, Progress("cache", len(own), "row") as bar:
+    with (
+        library.store.writer(run.cache.flush_mb, run.cache.flush_s) as writer,
+        Stop() as stop,
+        Progress("cache", len(own), "row") as bar,
+    ):
         filler = _Filler(assembly, library.missing(), writer)
         for job in own:
             filler.make(job)
@@ -48,17 +57,30 @@ def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
             if bar.done == FORECAST_AFTER:
                 _forecast(library, filler.bytes, bar.done, len(own), time.monotonic() - began)
             if stop.asked:
-                raise Stopped(f"stopped after {bar.done} of {len(own)} rows, which are stored; the same command goes on from there")
+                raise Stopped(
+                    f"stopped after {bar.done} of {len(own)} rows, which are stored; the same command goes on from there"
+                )
     dist.wait()
     if dist.is_main:
         library.store.refresh()
         library.store.merge()
         library.save_manifest({row: "; ".join(faults) for row, faults in filler.faults.items()})
     if filler.faults:
-        raise DataError(sorted({fault for faults in filler.faults.values() for fault in faults}), "repair these rows and run the same command again: the others are stored")
+        raise DataError(
+            sorted({fault for faults in filler.faults.values() for fault in faults}),
+            "repair these rows and run the same command again: the others are stored",
+        )
     seconds = time.monotonic() - began
-    log.info("cache: %d rows, %.1f MB, %.1f rows/s, in %s", len(own), filler.bytes / 1e6, len(own) / seconds, library.root)
-    return {"stage": "cache", "rows": len(own), "bytes": filler.bytes, "seconds": seconds, "rows_per_s": len(own) / seconds}
+    log.info(
+        "cache: %d rows, %.1f MB, %.1f rows/s, in %s", len(own), filler.bytes / 1e6, len(own) / seconds, library.root
+    )
+    return {
+        "stage": "cache",
+        "rows": len(own),
+        "bytes": filler.bytes,
+        "seconds": seconds,
+        "rows_per_s": len(own) / seconds,
+    }
 
 
 class _Filler:
@@ -68,7 +90,10 @@ class _Filler:
         self.library, self.missing, self.writer, self.seed = assembly.library, missing, writer, assembly.run.seed
         pipeline = assembly.pipeline
         configs = {name: component.configure() for name, component in pipeline.components().items()}
-        self.executors = {shelf: Executor(shelf.split.units, pipeline.models, configs) for shelf in (self.library.rows, self.library.prompts)}
+        self.executors = {
+            shelf: Executor(shelf.split.units, pipeline.models, configs)
+            for shelf in (self.library.rows, self.library.prompts)
+        }
         self.bytes = 0
         self.faults: dict[str, list[str]] = {}  # row id -> what is wrong with it
 
@@ -85,7 +110,9 @@ class _Filler:
         keys = job.shelf.keys(job.place)
         for i, record in made.items():
             if put_record(self.writer, keys, i, units[i], record, row.id):
-                self.bytes += sum(t.numel() * t.element_size() for value in record.values.values() for t in tensors(value))
+                self.bytes += sum(
+                    t.numel() * t.element_size() for value in record.values.values() for t in tensors(value)
+                )
 
 
 def _forecast(library: Library, made: int, done: int, total: int, seconds: float) -> None:

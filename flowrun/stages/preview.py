@@ -34,8 +34,15 @@ class Preview:
     def save(self, trainer: Trainer, step: int) -> Path:
         """Draw the grid of `step`; returns its path."""
         with trainer.weights_applied(), trainer.dist.autocast():
-            drawn = pictures(self.pipeline, self.encode(), self.sample.prompts, self.sample.seeds, self.size,
-                             self.sample.steps, self.sample.guidance)
+            drawn = pictures(
+                self.pipeline,
+                self.encode(),
+                self.sample.prompts,
+                self.sample.seeds,
+                self.size,
+                self.sample.steps,
+                self.sample.guidance,
+            )
         path = grids.save(self.folder, step, drawn)
         log.info("samples of step %d: %s", step, path)
         return path

@@ -66,16 +66,29 @@ class Training:
                 if stopping or done % trainer.run.train.checkpoint_every == 0 or done == trainer.steps:
                     self._checkpoint(done)
                 if stopping and done < trainer.steps:
-                    raise Stopped(f"stopped after step {done} of {trainer.steps}, which is saved; the same command goes on from there")
+                    raise Stopped(
+                        f"stopped after step {done} of {trainer.steps}, which is saved; the same command goes on from there"
+                    )
                 self._picture(done)
         seconds = time.monotonic() - began
-        return {"stage": "train", "steps": trainer.steps, "loss": sum(recent) / len(recent) if recent else None, "seconds": seconds,
-                "s_per_step": seconds / max(1, trainer.steps - start), "memory_gb": peak_memory_gb(), "weights": self._save()}
+        return {
+            "stage": "train",
+            "steps": trainer.steps,
+            "loss": sum(recent) / len(recent) if recent else None,
+            "seconds": seconds,
+            "s_per_step": seconds / max(1, trainer.steps - start),
+            "memory_gb": peak_memory_gb(),
+            "weights": self._save(),
+        }
 
     def _step(self, step: int, bar: Progress) -> dict[str, float]:
         trainer, clock = self.trainer, time.perf_counter()
         metrics = trainer.step(step)
-        metrics |= {"epoch": trainer.batches.epoch_of(step + 1), "s_per_step": time.perf_counter() - clock, "memory_gb": peak_memory_gb()}
+        metrics |= {
+            "epoch": trainer.batches.epoch_of(step + 1),
+            "s_per_step": time.perf_counter() - clock,
+            "memory_gb": peak_memory_gb(),
+        }
         if self.trackers and ((step + 1) % trainer.run.train.log_every == 0 or step + 1 == trainer.steps):
             self.trackers.log(step + 1, metrics)
         bar.advance(lambda: f"loss {metrics['loss']:.4f}, lr {metrics['lr']:.2e}, {metrics['memory_gb']:.2f} GB")
@@ -95,6 +108,8 @@ class Training:
         if not self.trackers:
             return []
         with self.trainer.weights_applied():
-            saved = adapters.save_trained(self.folder / "model", self.trainer.pipeline.models, self.trainable, self.adapter)
+            saved = adapters.save_trained(
+                self.folder / "model", self.trainer.pipeline.models, self.trainable, self.adapter
+            )
         log.info("trained weights: %s", ", ".join(map(str, saved)))
         return [str(path) for path in saved]

@@ -97,11 +97,19 @@ class Trainer:
         return norm
 
     def _refuse_loss(self, step: int, loss: float, per_row: Tensor, visits: list[Visit]) -> None:
-        bad = [self.feed.rows[v.row].id for v, value in zip(visits, per_row.tolist(), strict=True) if not math.isfinite(value)]
+        bad = [
+            self.feed.rows[v.row].id
+            for v, value in zip(visits, per_row.tolist(), strict=True)
+            if not math.isfinite(value)
+        ]
         raise Failure(f"step {step + 1}: the loss is {loss} for {', '.join(bad)}", self._remedy())
 
     def _remedy(self) -> str:
-        advice = "use precision=bf16 or fp32" if self.run.precision.value == "fp16" else "lower optimizer.lr, or look at these rows"
+        advice = (
+            "use precision=bf16 or fp32"
+            if self.run.precision.value == "fp16"
+            else "lower optimizer.lr, or look at these rows"
+        )
         return f"{advice}; the last good checkpoint is kept"
 
     def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -131,12 +139,18 @@ class Trainer:
         own = self.parameters
         if saved.keys() != own.keys():
             odd = sorted(saved.keys() ^ own.keys())
-            raise ConfigError("resume", f"the checkpoint trains other weights ({odd[0]}, {len(odd)} differ)",
-                              "resume with the same task, model and adapter, or start anew with resume=none")
+            raise ConfigError(
+                "resume",
+                f"the checkpoint trains other weights ({odd[0]}, {len(odd)} differ)",
+                "resume with the same task, model and adapter, or start anew with resume=none",
+            )
         for name, parameter in own.items():
             if saved[name].shape != parameter.shape:
-                raise ConfigError("resume", f"{name} is {list(saved[name].shape)} in the checkpoint and {list(parameter.shape)} here",
-                                  "use the rank and sizes it was made with, or start anew with resume=none")
+                raise ConfigError(
+                    "resume",
+                    f"{name} is {list(saved[name].shape)} in the checkpoint and {list(parameter.shape)} here",
+                    "use the rank and sizes it was made with, or start anew with resume=none",
+                )
 
 
 def _seed_global(key: int) -> None:

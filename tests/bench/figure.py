@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -9,19 +10,31 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Figure:
-    """reached: None for a figure that has no target."""
+    """reached: None for a figure that has no target. cause: what makes up the value, shown when the target is missed."""
 
     name: str
     value: str
     target: str = ""
     reached: bool | None = None
+    cause: str = ""
 
     @property
     def verdict(self) -> str:
-        return {None: "", True: "reached", False: "MISSED"}[self.reached]
+        return {None: "", True: "reached", False: f"MISSED: {self.cause}"}[self.reached]
 
 
 def interleaved(first: Callable[[], float], second: Callable[[], float], rounds: int) -> tuple[float, float]:
     """Medians of two measurements taken in turns, so that what the machine does besides reaches both alike."""
     pairs = [(first(), second()) for _ in range(rounds)]
     return median(a for a, _ in pairs), median(b for _, b in pairs)
+
+
+def best(act: Callable[[], object], times: int) -> float:
+    """Seconds of the quickest of several calls."""
+    return min(seconds(act) for _ in range(times))
+
+
+def seconds(act: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began

@@ -5,78 +5,110 @@ from __future__ import annotations
 import copy
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from diffusers.training_utils import EMAModel
+from figure import seconds
+from torch import Tensor, nn
 
+from flowrun.config import Optimizer
 from flowrun.dist import make_dist
 from flowrun.run import assemble
 from flowrun.stages.build import build_training
 from flowrun.stages.cache import fill
 from flowrun.stages.train import Training
 
-MANY = 1_000_000  # steps: the schedule must not end within a measurement
+MANY = 1_000_000  # steps: neither the schedule nor a checkpoint may end within a measurement
+SETTINGS = ("tracker=[csv]", "sample.prompts=[]", f"train.steps={MANY}", f"train.checkpoint_every={MANY}")
 
 
 def training(folder: Path, *overrides: str) -> Training:
-    """A training ready to step, its cache filled: csv tracker, no samples."""
+    """A training ready to step, its cache filled; nothing is sampled, and its figures go to metrics.csv alone."""
     logging.getLogger("flowrun").setLevel(logging.WARNING)
-    assembly = assemble([f"cache.root={folder / 'cache'}", "tracker=[csv]", "sample.prompts=[]", f"train.steps={MANY}", *overrides])
+    assembly = assemble([f"cache.root={folder / 'cache'}", *SETTINGS, *overrides])
     dist = make_dist(assembly.run.precision)
-    if assembly.library is not None:
-        fill(assembly, assembly.library.work(), dist)
-    run = Path(tempfile.mkdtemp(dir=folder))
-    return build_training(assembly, dist, run, None)
+    fill(assembly, assembly.library.work(), dist)
+    return build_training(assembly, dist, Path(tempfile.mkdtemp(dir=folder)), None)
 
 
-def bare_loop(training: Training, batches: int) -> Callable[[int], None]:
-    """step(i): forward, backward, clip, optimizer, schedule and EMA by hand, on a copy of the network. No framework.
+class BareLoop:
+    """Forward, backward, clip, optimizer, schedule and average by hand, on a copy of the network. No framework.
 
-    The inputs are the first `batches` batches of the training, made beforehand."""
-    trainer = training.trainer
-    network = copy.deepcopy(trainer.pipeline.models["transformer"])
-    settings, parameters = trainer.run.optimizer, [p for p in network.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=settings.lr, betas=tuple(settings.betas), weight_decay=settings.weight_decay, **settings.args)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 50))
-    ema = EMAModel(parameters, decay=settings.ema, foreach=True)
-    inputs = [trainer.feed.batch(trainer.batches.window(step)[0]) for step in range(batches)]
-    h, w = inputs[0]["target_latents"].shape[-2:]
-    rows, columns = torch.arange(h).repeat_interleave(w), torch.arange(w).repeat(h)
-    picture_ids = torch.stack((torch.zeros_like(rows), rows, columns), dim=1).float()
-    text_ids = torch.zeros(inputs[0]["prompt_embeds"].shape[1], 3)
+    The inputs are the first `batches` batches of the training, made beforehand: they stay in memory."""
 
-    def step(i: int) -> None:
-        batch = inputs[i % batches]
+    def __init__(self, training: Training, batches: int) -> None:
+        trainer = training.trainer
+        self.network: nn.Module = copy.deepcopy(trainer.pipeline.models["transformer"]).train()
+        self.inputs = [trainer.feed.batch(trainer.batches.window(step)[0]) for step in range(batches)]
+        self._arm(trainer.run.optimizer)
+        height, width = self.inputs[0]["target_latents"].shape[-2:]
+        rows, columns = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
+        self.picture_ids = torch.stack((torch.zeros_like(rows), rows, columns), dim=1).float()
+        self.text_ids = torch.zeros(self.inputs[0]["prompt_embeds"].shape[1], 3)
+
+    def _arm(self, c: Optimizer) -> None:
+        self.clip, self.parameters = c.clip, [p for p in self.network.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=c.lr, betas=tuple(c.betas), weight_decay=c.weight_decay, **c.args
+        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: min(1.0, step / 50))
+        self.average = EMAModel(self.parameters, decay=c.ema, foreach=True)
+
+    def step(self, i: int) -> None:
+        batch = self.inputs[i % len(self.inputs)]
         clean = batch["target_latents"]
-        sigma = torch.sigmoid(torch.randn(len(clean)))
-        noise, s = torch.randn_like(clean), sigma[:, None, None, None]
-        x = (1 - s) * clean + s * noise
-        v = network(hidden_states=x.flatten(2).transpose(1, 2).contiguous(), encoder_hidden_states=batch["prompt_embeds"],
-                    pooled_projections=batch["pooled_prompt_embeds"], timestep=sigma, img_ids=picture_ids, txt_ids=text_ids, return_dict=False)[0]
-        loss = (v.transpose(1, 2).reshape(x.shape) - (noise - clean)).square().mean()
+        sigma, noise = torch.sigmoid(torch.randn(len(clean))), torch.randn_like(clean)
+        s = sigma[:, None, None, None]
+        velocity = self._velocity(batch, (1 - s) * clean + s * noise, sigma)
+        loss = (velocity - (noise - clean)).square().mean()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, settings.clip)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=True)
-        ema.step(parameters)
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self.optimizer.step()
+        self.schedule.step()
+        self.average.step(self.parameters)
+        self.optimizer.zero_grad(set_to_none=True)
 
-    network.train()
-    return step
+    def _velocity(self, batch: dict[str, Tensor], x: Tensor, sigma: Tensor) -> Tensor:
+        out = self.network(
+            hidden_states=x.flatten(2).transpose(1, 2).contiguous(),
+            encoder_hidden_states=batch["prompt_embeds"],
+            pooled_projections=batch["pooled_prompt_embeds"],
+            timestep=sigma,
+            img_ids=self.picture_ids,
+            txt_ids=self.text_ids,
+            return_dict=False,
+        )[0]
+        return out.transpose(1, 2).reshape(x.shape)
 
 
-def in_turns(first: Callable[[int], None], second: Callable[[int], None], steps: Sequence[int], rounds: int) -> tuple[float, float]:
-    """Seconds per step of both: medians over rounds of `len(steps)` steps each, taken in turns."""
-    import time
-    from statistics import median
+class Enough(Exception):
+    """Ends the training when all has been measured."""
 
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for run, kept in zip((first, second), times, strict=True):
+
+def in_turns(training: Training, bare: Callable[[int], None], steps: int, rounds: int) -> list[tuple[float, float]]:
+    """Seconds per step of (training, bare loop), for each of `rounds` windows of `steps` steps.
+
+    The training runs as it always does, whole turns of its loop with all that is in them. At the edges of the windows
+    it is held, its clock too, while the bare loop does as many steps. The first window warms both up and is left out."""
+    found: list[tuple[float, float]] = []
+    update, began = training.trainer.step, time.perf_counter()
+
+    def held(step: int) -> dict[str, float]:
+        nonlocal began
+        if step % steps == 0:
+            ours = time.perf_counter() - began
+            found.append((ours / steps, seconds(lambda: [bare(i) for i in range(step, step + steps)]) / steps))
+            if len(found) == rounds + 2:
+                raise Enough
             began = time.perf_counter()
-            for step in steps:
-                run(step)
-            kept.append((time.perf_counter() - began) / len(steps))
-    return median(times[0]), median(times[1])
+        return update(step)
+
+    training.trainer.step = held
+    try:
+        training.run()
+    except Enough:
+        return found[2:]  # the first is the time before the first step
+    raise AssertionError("the training ended before all was measured")

@@ -1,13 +1,14 @@
-"""`make bench`: every figure, measured here and now. `run.py NAME...` measures some: splitting cache startup loop epochs."""
+"""`make bench`: every figure, measured here and now. `run.py NAME...` measures some of them, by the names below."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import platform
 import sys
 from pathlib import Path
 
-NAMES = ("splitting", "cache", "startup", "loop", "epochs")
+NAMES = ("splitting", "cache", "startup", "loop", "memory", "epochs")
 
 
 def main(names: list[str]) -> int:
@@ -16,12 +17,22 @@ def main(names: list[str]) -> int:
     if wrong:
         sys.stderr.write(f"bench: there is no {wrong[0]}; one of {', '.join(NAMES)}\n")
         return 2
-    figures = [figure for name in names or NAMES for figure in importlib.import_module(name).measure()]
+    before, figures = os.getloadavg()[0], []
+    for name in names or NAMES:
+        sys.stderr.write(f"measuring {name} ...\n")
+        figures += importlib.import_module(name).measure()
     rows = [("figure", "measured", "target", ""), *((f.name, f.value, f.target, f.verdict) for f in figures)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
+    sys.stdout.write(f"{_machine()}; load {before:.1f} at the start: the figures hold for a machine that does nothing else\n")
     return int(any(figure.reached is False for figure in figures))
+
+
+def _machine() -> str:
+    import torch
+
+    return f"{os.cpu_count()} CPU cores, {torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 if __name__ == "__main__":

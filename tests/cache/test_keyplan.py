@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flowrun.cache.code import code_identity
 from flowrun.cache.key import digest
-from flowrun.cache.keyplan import ABSENT, KeyPlan, derive
+from flowrun.cache.keyplan import ABSENT, KeyPlan
 from flowrun.graph import Unit
 from flowrun.splitters import split
 
@@ -42,7 +42,8 @@ def latents(**more: Any) -> Unit:
 def keys(units: Sequence[Unit], inputs: dict = INPUTS, identities: dict = IDENTITIES, context: bytes = b"c" * 16,
          seed: int = 0, row: str = "row", live_out: set[str] | None = None) -> dict[str, str]:  # fmt: skip
     """unit.scope.name -> key."""
-    made = derive(split("replay", units, {"transformer"}, live_out), inputs, identities, context, seed, row)
+    plan = KeyPlan(split("replay", units, {"transformer"}, live_out), identities, context, seed)
+    made = plan.keys(inputs, row)
     return {f"{units[i].name}.{'.'.join(param)}": key.hex() for (i, param), key in made.items()}
 
 

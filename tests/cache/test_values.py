@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -169,3 +171,20 @@ def test_an_unregistered_named_tuple_is_named_when_read(monkeypatch: pytest.Monk
 def test_only_named_tuples_can_be_registered() -> None:
     with pytest.raises(TypeError, match="dict is not a named tuple"):
         values.register(dict)
+
+
+def test_memory_is_given_back_at_once_not_when_the_garbage_collector_comes(root: Path) -> None:
+    store, nested = Store(root), {"a": [torch.ones(3), (torch.zeros(2), "x")], "b": Moments(torch.ones(1), None)}
+    gc.disable()
+    try:
+        _, leaves = encode(nested, "row", "field")
+        copies = [weakref.ref(leaf.data) for leaf in leaves]
+        del leaves
+        with store.writer(64, 30) as writer:
+            writer.put(key_of(1), nested, "row")
+        read = store.get(key_of(1))
+        copies += [weakref.ref(tensor) for tensor in (read["a"][0], read["a"][1][0], read["b"].mean)]
+        del read
+        assert [copy() for copy in copies] == [None] * 6
+    finally:
+        gc.enable()

@@ -1,11 +1,13 @@
-"""Short ways to declare a unit and to run a list of them on one row."""
+"""Short ways to declare a unit, to run a list of them on one row, and to have it refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flowrun.graph import Draws, Executor, State, Unit
+import pytest
+
+from flowrun.graph import Draws, Executor, State, UndeclaredEffect, Unit
 
 DRAWS = Draws(seed=0, row_id="row", epoch=0)
 
@@ -26,3 +28,10 @@ def unit(
 def run(units: Sequence[Unit], models: Mapping[str, Any] | None = None, **shared: Any) -> dict[str, Any]:
     """The shared scope after all units have run on `shared`."""
     return Executor(units, models or {}).run(State(shared=shared), DRAWS).shared
+
+
+def refusal(units: Sequence[Unit], models: Mapping[str, Any] | None = None, **shared: Any) -> str:
+    """What is said when running `units` on `shared` is refused."""
+    with pytest.raises(UndeclaredEffect) as caught:
+        run(units, models, **shared)
+    return str(caught.value)

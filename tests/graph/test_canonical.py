@@ -78,7 +78,12 @@ def test_a_convolution_of_a_returned_value_is_that_of_a_fresh_one():
 
 def test_containers_are_plain_and_new_and_hold_canonical_values():
     part = BASE[1]
-    given = {"list": [part, 1], "tuple": (part, None), "ordered": OrderedDict(b=1, a=part), "default": defaultdict(list, k=[part])}
+    given = {
+        "list": [part, 1],
+        "tuple": (part, None),
+        "ordered": OrderedDict(b=1, a=part),
+        "default": defaultdict(list, k=[part]),
+    }
     value = canonical(given)
     assert [type(item) for item in value.values()] == [list, tuple, dict, dict]
     assert list(value["ordered"]) == ["b", "a"]
@@ -105,7 +110,9 @@ def test_other_values_pass(given):
 
 
 def test_what_a_unit_returns_is_canonical_in_the_state_and_in_the_record():
-    executor = Executor([unit("u", ["x"], ["y", "z"], lambda ctx, x: {"y": x[1], "z": {"deep": (x.transpose(0, 1),)}})], {})
+    executor = Executor(
+        [unit("u", ["x"], ["y", "z"], lambda ctx, x: {"y": x[1], "z": {"deep": (x.transpose(0, 1),)}})], {}
+    )
     state, made = State(shared={"x": BASE}), {}
     executor.run(state, DRAWS, made=made)
     assert made[0].values[("shared", "y")] is state.shared["y"]
@@ -119,7 +126,11 @@ def test_fp32_positions_stay_fp32_beside_bf16_embeddings():
         with torch.autocast("cpu", torch.bfloat16):
             return {"e": x @ x.t(), "positions": torch.arange(4, dtype=torch.float32) / 3}
 
-    values = Executor([unit("u", ["x"], ["e", "positions"], process)], {}).run(State(shared={"x": torch.ones(4, 4)}), DRAWS).shared
+    values = (
+        Executor([unit("u", ["x"], ["e", "positions"], process)], {})
+        .run(State(shared={"x": torch.ones(4, 4)}), DRAWS)
+        .shared
+    )
     assert (values["e"].dtype, values["positions"].dtype) == (torch.bfloat16, torch.float32)
     assert torch.equal(values["positions"], torch.arange(4, dtype=torch.float32) / 3)
 

@@ -49,8 +49,8 @@ def drawn(units, draws: Draws, names) -> dict[str, list[float]]:
 
 
 def test_draws_are_those_of_torch_under_the_keyed_seed():
-    seeds = {name: int(blake2b(f"int:5\x1fstr:r\x1fstr:{name}\x1fint:{epoch}".encode(), digest_size=8).hexdigest(), 16) // 2
-             for name, epoch in (("fresh", 2), ("fixed", -1))}  # fmt: skip
+    texts = {"fresh": b"int:5\x1fstr:r\x1fstr:fresh\x1fint:2", "fixed": b"int:5\x1fstr:r\x1fstr:fixed\x1fint:-1"}
+    seeds = {name: int(blake2b(text, digest_size=8).hexdigest(), 16) // 2 for name, text in texts.items()}
     want = {name: torch.rand(4, generator=torch.Generator().manual_seed(seed)).tolist() for name, seed in seeds.items()}
     assert drawn([noise("fresh", "per_epoch"), noise("fixed", "frozen")], Draws(5, "r", 2), seeds) == want
 
@@ -94,7 +94,9 @@ def test_both_sides_of_a_drawing_unit_draw_one_after_the_other():
     def process(ctx):
         return {"n": torch.rand(2, generator=ctx.generator)}
 
-    state = Executor([unit("n", [], ["n"], process, random="per_epoch", separate_cfg=True)], {}).run(State(), Draws(0, "r", 4))
+    state = Executor([unit("n", [], ["n"], process, random="per_epoch", separate_cfg=True)], {}).run(
+        State(), Draws(0, "r", 4)
+    )
     generator = torch.Generator().manual_seed(seed_of(0, "r", "n", 4))
     assert torch.equal(state.posi["n"], torch.rand(2, generator=generator))
     assert torch.equal(state.nega["n"], torch.rand(2, generator=generator))

@@ -61,7 +61,11 @@ def test_a_unit_does_not_change():
 
 def test_a_plain_unit_reads_three_scopes_and_writes_the_shared_one():
     unit = Unit(
-        name="mix", input_params=("a", "b"), input_params_posi={"p": "e"}, input_params_nega={"n": "e"}, output_params=("a", "c")
+        name="mix",
+        input_params=("a", "b"),
+        input_params_posi={"p": "e"},
+        input_params_nega={"n": "e"},
+        output_params=("a", "c"),
     )
     assert unit.reads == {("shared", "a"), ("shared", "b"), ("posi", "e"), ("nega", "e")}
     assert unit.writes == unit.certain_writes == {("shared", "a"), ("shared", "c")}

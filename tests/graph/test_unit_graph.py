@@ -28,7 +28,13 @@ def test_a_certain_write_hides_the_earlier_ones():
 def test_every_may_write_back_to_the_certain_one_is_a_source():
     maybe = {"may_write": True}
     graph = UnitGraph(
-        [unit("a", [], ["p"]), unit("b", [], ["p"]), unit("c", [], ["p"], **maybe), unit("d", [], ["p"], **maybe), unit("e", ["p"])]
+        [
+            unit("a", [], ["p"]),
+            unit("b", [], ["p"]),
+            unit("c", [], ["p"], **maybe),
+            unit("d", [], ["p"], **maybe),
+            unit("e", ["p"]),
+        ]
     )
     assert graph.edges == ((1, 4, P), (2, 4, P), (3, 4, P))
 
@@ -38,12 +44,23 @@ def test_a_unit_that_reads_what_it_writes_depends_on_the_earlier_writer_only():
 
 
 def test_one_name_in_two_scopes_is_two_parameters():
-    graph = UnitGraph([unit("shared", [], ["e"]), cfg("sides", "q", "e"), cfg("reads sides", "e", "z"), unit("reads shared", ["e"])])
+    graph = UnitGraph(
+        [unit("shared", [], ["e"]), cfg("sides", "q", "e"), cfg("reads sides", "e", "z"), unit("reads shared", ["e"])]
+    )
     assert graph.edges == ((1, 2, ("nega", "e")), (1, 2, ("posi", "e")), (0, 3, ("shared", "e")))
 
 
 def test_a_barrier_depends_on_all_that_was_written_and_everything_later_on_it():
-    graph = UnitGraph([unit("a", [], ["p"]), unit("b", [], ["q"]), barrier(), unit("c", ["r"]), unit("d", [], ["p"]), unit("e", ["p"])])
+    graph = UnitGraph(
+        [
+            unit("a", [], ["p"]),
+            unit("b", [], ["q"]),
+            barrier(),
+            unit("c", ["r"]),
+            unit("d", [], ["p"]),
+            unit("e", ["p"]),
+        ]
+    )
     assert set(graph.edges) == {(0, 2, P), (1, 2, ("shared", "q")), (2, 3, ("shared", "r")), (4, 5, P)}
 
 
@@ -62,7 +79,9 @@ def test_conflicts_are_named_by_kind_and_parameter():
 
 
 def test_conflicts_of_a_barrier_are_about_everything():
-    graph = UnitGraph([unit("reads", ["p"]), unit("writes", [], ["q"]), unit("nothing"), barrier(), unit("later", [], ["r"])])
+    graph = UnitGraph(
+        [unit("reads", ["p"]), unit("writes", [], ["q"]), unit("nothing"), barrier(), unit("later", [], ["r"])]
+    )
     assert set(graph.conflicts) == {
         Conflict("WAR", EVERYTHING, 0, 3), Conflict("RAW", EVERYTHING, 1, 3), Conflict("WAW", EVERYTHING, 3, 4),
     }  # fmt: skip

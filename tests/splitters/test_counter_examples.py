@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from executable import Weights, data, executable, run_split, run_unsplit, same_bits
 from hypothesis import given, settings
+from published import published_split
 from toys import Toy, bounded, equal_without_replay, patterns, toy_lists, units, wanted_sets
 
 from flowrun.config import ConfigError
@@ -70,6 +71,14 @@ def test_a_smaller_closed_set_may_exist():
     graph = UnitGraph(units(toys("M3")))
     assert Closure().live(graph, {0}) == {0, 1, 2, 3, 4}
     assert Closure().live(graph, {0, 1, 2, 3}) == {0, 1, 2, 3}
+
+
+def test_a_later_round_may_find_an_earlier_first_consumer():
+    """Unit 1 becomes related in the second round, consumes q before unit 3 does and updates it, so unit 2 follows."""
+    listed = (("r", "r", True), ("q", "qr", False), ("", "q", False), ("q", "z", True))
+    graph = units([Toy(shared=tuple(r), writes=tuple(w), trained=trained) for r, w, trained in listed])
+    assert published_split(graph, {0, 3}) == {0, 1, 2, 3}
+    assert split("closure", graph, {"m"}, on_hazard="report").live == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("splitter", ["replay", "ordered"])

@@ -142,6 +142,23 @@ def test_a_barrier_before_a_barrier_is_needed():
     assert split("replay", [first, second], {"m"}, live_out=["x"]).needed == (0, 1)
 
 
+def test_a_barrier_is_live_when_it_may_read_what_a_live_unit_left():
+    source, barrier, cover = unit("source", "x", "y", "m"), unit("barrier", take_over=True), unit("cover", "x", "y")
+    assert split("replay", [source, barrier], {"m"}).live == (0, 1)
+    assert split("replay", [source, cover, barrier], {"m"}).live == (0,)
+    maybe = unit("cover", "x", "y", may_write=True)
+    assert split("replay", [source, maybe, barrier], {"m"}).live == (0, 2)
+    trained = unit("trained", models="m", take_over=True)
+    for splitter in ("replay", "ordered"):
+        assert split(splitter, [trained, barrier, unit("other", "a", "b")], {"m"}).live == (0, 1, 2)
+
+
+def test_ordered_keeps_a_barrier_behind_a_live_unit_that_only_reads():
+    graph = [unit("reader", "x", "", "m"), unit("barrier", take_over=True)]
+    assert split("ordered", graph, {"m"}).live == (0, 1)
+    assert split("replay", graph, {"m"}).live == (0,)
+
+
 def test_ordered_and_closure_know_barriers():
     reader = unit("reader", "x", "y", "m")
     barrier = unit("barrier", take_over=True)

@@ -31,7 +31,10 @@ def error_of(runs: Runs, capsys: pytest.CaptureFixture[str], *overrides: str, co
     [
         (["task.trainable_models=[tranformer]"], ["task.trainable_models: tranformer is no component", "transformer"]),
         (["task.trainable_models=[transformer]", "adapter=lora"], ["transformer is also in adapter.lora_base_model"]),
-        (["task=sft", "stage=cache"], ["stage: task.splitter=none", "stage=cache has nothing to do", "use task=sft_split"]),
+        (
+            ["task=sft", "stage=cache"],
+            ["stage: task.splitter=none", "stage=cache has nothing to do", "use task=sft_split"],
+        ),
         (["task.splitter=reply"], ["task.splitter: there is no splitter 'reply'", "replay"]),
         (["task.algorithm=stf"], ["task.algorithm", "sft"]),
         (["model.components.transformer.num_layer=2"], ["model.components.transformer.num_layer", "num_layers"]),
@@ -79,7 +82,9 @@ def test_missing_demo_packages_are_named_with_the_command_that_installs_them(
     assert "pip install 'flowrun[demo]'" in error_of(runs, capsys)
 
 
-def test_training_without_a_cache_names_what_is_missing_and_the_command(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_without_a_cache_names_what_is_missing_and_the_command(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
     line = error_of(runs, capsys, "stage=train")
     assert "stage=cache" in line and "text.prompt_embeds" in line
 

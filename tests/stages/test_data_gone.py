@@ -28,7 +28,9 @@ def command(*overrides: str) -> int:
     return cli.main([*(text for text in SMALL if not text.startswith("data.")), *FOLDER, *overrides])
 
 
-def test_training_goes_on_from_the_manifest_with_the_same_losses(runs: Runs, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_goes_on_from_the_manifest_with_the_same_losses(
+    runs: Runs, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command() == 0
     before = losses(runs.newest("train"))
     shutil.rmtree(pictures)
@@ -38,7 +40,9 @@ def test_training_goes_on_from_the_manifest_with_the_same_losses(runs: Runs, pic
     assert "the data are gone" in (runs.newest("train") / "plan.txt").read_text()
 
 
-def test_other_settings_than_the_caches_are_refused_with_both_values(runs: Runs, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_settings_than_the_caches_are_refused_with_both_values(
+    runs: Runs, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command("stage=cache") == 0
     shutil.rmtree(pictures)
     assert command("data.geometry.size=[64,64]") == 2
@@ -49,3 +53,11 @@ def test_other_settings_than_the_caches_are_refused_with_both_values(runs: Runs,
 def test_without_a_cache_the_missing_folder_is_the_error(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     assert command() == 2
     assert "data.path" in capsys.readouterr().err
+
+
+def test_pruning_keeps_everything_that_a_manifest_needs(runs: Runs, pictures: Path) -> None:
+    from flowrun.cache import Cache
+
+    assert command("sample.prompts=[a purple card]", "stage=cache") == 0
+    Cache(runs.folder / "outputs" / "cache").prune()
+    assert command("sample.prompts=[a purple card]", "stage=train", "train.steps=2") == 0

@@ -15,7 +15,14 @@ import pytest
 from flowrun.stages.trainer import Trainer
 from tests.conftest import SMALL, Runs, losses, result
 
-STEPS = ("train.steps=12", "train.checkpoint_every=4", "task.caption_dropout=0.3", "train.accumulate=2", "adapter=lora", "adapter.dropout=0.1")
+STEPS = (
+    "train.steps=12",
+    "train.checkpoint_every=4",
+    "task.caption_dropout=0.3",
+    "train.accumulate=2",
+    "adapter=lora",
+    "adapter.dropout=0.1",
+)
 
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, how: BaseException | None = None) -> None:
@@ -32,7 +39,9 @@ def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, how: BaseException | Non
     monkeypatch.setattr(Trainer, "step", interrupted)
 
 
-def test_ctrl_c_saves_and_the_resumed_losses_are_those_of_an_unbroken_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_saves_and_the_resumed_losses_are_those_of_an_unbroken_run(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = losses(runs(*STEPS, "run_id=whole"))
     with monkeypatch.context() as patch:
         stop_at(5, patch)
@@ -45,7 +54,9 @@ def test_ctrl_c_saves_and_the_resumed_losses_are_those_of_an_unbroken_run(runs: 
     assert result(resumed)["status"] == "finished"
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint_without_doubled_rows(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_goes_on_from_its_last_checkpoint_without_doubled_rows(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = losses(runs(*STEPS, "run_id=whole"))
     with monkeypatch.context() as patch:
         stop_at(10, patch, SystemError("the machine is gone"))
@@ -75,7 +86,9 @@ def test_a_finished_run_is_not_resumed(runs: Runs) -> None:
     assert losses(first) == losses(second)
 
 
-def test_another_rank_is_refused_in_one_line(runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_rank_is_refused_in_one_line(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with monkeypatch.context() as patch:
         stop_at(5, patch)
         broken = runs(*STEPS, "adapter.rank=8", code=130)
