@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict, namedtuple
 from typing import NamedTuple
 
+import numpy
 import pytest
 import torch
 from declared import DRAWS, unit
@@ -24,6 +25,13 @@ def fresh_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return torch.empty(shape).stride()
 
 
+def misaligned() -> torch.Tensor:
+    """[8], fp32, 4 bytes after a multiple of 64."""
+    buffer = numpy.arange(32, dtype=numpy.float32)
+    start = (4 - buffer.ctypes.data) % 64 // 4
+    return torch.from_numpy(buffer[start : start + 8])
+
+
 BASE = torch.arange(2 * 4 * 6 * 8, dtype=torch.float32).reshape(2, 4, 6, 8)
 FORMS = {
     "view of a part": BASE[1],
@@ -41,7 +49,9 @@ FORMS = {
     "int64 view": torch.arange(10)[3:],
     "complex conjugate": torch.randn(3, dtype=torch.complex64).conj(),
     "made in inference mode": torch.inference_mode()(lambda: BASE * 2)(),
+    "misaligned, all of its memory": misaligned(),
     "needs a gradient": torch.nn.Parameter(BASE),
+    "frozen weight": torch.nn.Parameter(BASE, requires_grad=False),
 }
 
 

@@ -97,6 +97,17 @@ class TestGradients:
                 assert models["vae"].weight.grad is None
             assert torch.is_grad_enabled() is outside
 
+    @pytest.mark.parametrize("outside", [True, False])
+    def test_autograd_records_inside_these_units_only(self, outside):
+        seen = []
+
+        def look(name):
+            return unit(name, [], [], lambda ctx: seen.append((name, torch.is_grad_enabled())), models=[name])
+
+        with torch.set_grad_enabled(outside):
+            Executor([look("a"), look("b")], {}, trained=["b"]).run(State(), DRAWS)
+        assert seen == [("a", False), ("b", True)]
+
     def test_a_returned_weight_of_a_frozen_model_is_detached_and_of_a_trained_one_is_not(self):
         weight = unit("w", [], ["w"], lambda ctx: {"w": ctx.models["m"].weight}, models=["m"])
         model = torch.nn.Linear(2, 2)
@@ -171,6 +182,7 @@ class TestGlobalGenerators:
         with pytest.raises(UndeclaredEffect) as caught:
             executor.run_recorded(jobs[0], (0, 1, 2)) if recording else executor.run_batch(jobs)
         assert str(caught.value) == said
+        assert [state.shared for state, _, _ in jobs] == [{"x": 0}, {"x": 1}]
 
     def test_records_are_replayed_while_the_culprit_is_looked_for(self):
         seen = []

@@ -109,6 +109,16 @@ class TestInputs:
         with pytest.raises(ValueError, match="unit mix: its process takes no argument 'y'; declare only what it reads"):
             Executor([unit("mix", ["x", "y"], ["z"], lambda ctx, x: {"z": x})], {})
 
+    def test_the_arguments_of_each_side(self):
+        sides = {"input_params_posi": {"e": "e"}, "input_params_nega": {"f": "e"}, "separate_cfg": True}
+        with pytest.raises(UndeclaredEffect, match="unit mix takes the argument 'f'; add 'f' to input_params"):
+            Executor([Unit(name="mix", **sides, process=lambda ctx, e, f: None)], {})
+        with pytest.raises(ValueError, match="unit mix: its process takes no argument 'f'"):
+            Executor([Unit(name="mix", **sides, process=lambda ctx, e=0: None)], {})
+
+    def test_an_argument_with_a_default_need_not_be_declared(self):
+        assert run([unit("scale", ["x"], ["y"], lambda ctx, x, by=2: {"y": x * by})], x=3, by=100)["y"] == 6
+
     def test_two_inputs_under_one_argument_name(self):
         sides = {"input_params_posi": {"e": "e"}, "input_params_nega": {"e": "e"}}
         process = lambda ctx, e: {"z": e}  # noqa: E731

@@ -44,6 +44,8 @@ def test_a_changed_tensor(change):
         (([torch.zeros(2)],), lambda x: x[0].clear()),
         ({"a": 1, "b": 2}, lambda x: x.update(a=x.pop("a"))),
         ([1, 1.0], lambda x: x.__setitem__(1, True)),
+        ({"a": 1}, lambda x: x.update(b=x.pop("a"))),
+        ([[1], 2], lambda x: x[0].append(x.pop())),
     ],
 )
 def test_a_changed_container(value, change):

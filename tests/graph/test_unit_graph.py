@@ -80,7 +80,7 @@ def test_conflicts_are_named_by_kind_and_parameter():
 
 def test_conflicts_of_a_barrier_are_about_everything():
     graph = UnitGraph(
-        [unit("reads", ["p"]), unit("writes", [], ["q"]), unit("nothing"), barrier(), unit("later", [], ["r"])]
+        [unit("r", ["p"]), unit("w", [], ["q"]), unit("none"), barrier(), unit("later", [], ["r"]), unit("none")]
     )
     assert set(graph.conflicts) == {
         Conflict("WAR", EVERYTHING, 0, 3), Conflict("RAW", EVERYTHING, 1, 3), Conflict("WAW", EVERYTHING, 3, 4),
