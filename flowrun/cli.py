@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from flowrun import launch, overrides
 from flowrun.compose import CONF, option_folders, option_names, reworded, to_run
 from flowrun.config import ConfigError, Run, Stopped, UserError
-from flowrun.sweep import Sweep
+from flowrun.sweep import REASON, Sweep
 
 # Flags that choose files: a sweep's jobs need them too.
 FILE_FLAGS = {"config_dir": "--config-dir", "config_name": "--config-name", "config_path": "--config-path"}
@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # All ranks check the configuration alike and stop together: one says so.
         if launch.rank() == 0 or not isinstance(error, ConfigError | Stopped):
             sys.stderr.write(f"flowrun: {error}\n")
+        if launch.rank() == 0 and REASON in os.environ:
+            Path(os.environ[REASON]).write_text(str(error), encoding="utf-8")
         return error.exit_code
     except SystemExit as error:  # --help, --version and the like
         if error.code:

@@ -28,11 +28,9 @@ def saving(directory: Path, what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        if isinstance(error, OSError):
-            full = error.errno in FULL
-        else:  # its writer is Rust and carries the number in its text only
-            full = any(f"os error {number}" in str(error) for number in FULL)
-        if not full:
+        # safetensors' writer is Rust and carries the number in its text only.
+        codes = [error.errno] if isinstance(error, OSError) else [n for n in FULL if f"os error {n}" in str(error)]
+        if not set(codes) & set(FULL):
             raise
         raise Failure(f"the disk was full while saving {what} to {directory}", _remedy()) from error
 

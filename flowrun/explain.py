@@ -12,7 +12,7 @@ from flowrun.remembered import Remembered
 if TYPE_CHECKING:
     from flowrun.run import Assembly
 
-SHOWN = 5  # skipped rows listed by name
+SHOWN = 20  # skipped rows listed by name
 
 
 def explain(assembly: Assembly) -> Plan:

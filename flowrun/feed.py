@@ -17,7 +17,8 @@ from torch import Tensor
 from flowrun.algorithms import Algorithm
 from flowrun.batches import Visit
 from flowrun.data import Row, Source
-from flowrun.graph import Draws, Executor, Param, Record, State
+from flowrun.graph import Draws, Executor, Param, Record, State, Unit
+from flowrun.graph.state import canonical
 from flowrun.splitters import Split
 
 
@@ -58,71 +59,76 @@ class Feed:
         self.rows, self.source, self.split, self.executor = rows, source, split, executor
         self.store, self.names, self.seed, self.device = records, tuple(names), seed, device
         self.algorithm, self.variants = algorithm, algorithm.variants()
-        self.wanted = live_inputs(split, names) & set(source.names)
+        self.wanted = live_inputs(split, names, source)
         self.stored = stored_outputs(split, self.names)
 
     def batch(self, visits: Sequence[Visit]) -> dict[str, Tensor]:
         """Name -> [B, ...] on the device, B = len(visits)."""
-        rows = [self.rows[visit.row] for visit in visits]
-        variants = [
-            self.algorithm.choose(self.seed, row.id, visit.epoch) for row, visit in zip(rows, visits, strict=True)
-        ]
-        places = [(visit.row, variant) for visit, variant in zip(visits, variants, strict=True)]
+        places = [(visit.row, self._variant(visit)) for visit in visits]
         if self.stored is not None:
-            return {name: self._stacked(rows, places, name).to(self.device) for name in self.names}
+            return self._stacked(places)
+        rows = [self.rows[visit.row] for visit in visits]
         jobs = [
             (
                 State(shared=row_inputs(self.source, row, self.variants[variant], self.wanted)),
                 Draws(self.seed, row.id, visit.epoch),
                 kept,
             )
-            for row, visit, variant, kept in zip(rows, visits, variants, self.store.records(places), strict=True)
+            for row, visit, (_, variant), kept in zip(rows, visits, places, self.store.records(places), strict=True)
         ]
         states = self.executor.run_batch(jobs, live=self.split.live)
         return collate([state.shared for state in states], self.names, [row.id for row in rows], self.device)
 
-    def _variant(self, row: Row, visit: Visit) -> int:
-        return self.algorithm.choose(self.seed, row.id, visit.epoch) if len(self.variants) > 1 else 0
+    def _variant(self, visit: Visit) -> int:
+        if len(self.variants) == 1:
+            return 0
+        return self.algorithm.choose(self.seed, self.rows[visit.row].id, visit.epoch)
 
-    def _stacked(self, rows: Sequence[Row], places: Sequence[tuple[int, int]], name: str) -> Tensor:
-        try:
-            return self.store.stacked(places, self.stored[name])
-        except ValueError as error:
-            raise ValueError(f"{name} of {', '.join(row.id for row in rows)}: {error}") from error
+    def _stacked(self, places: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
+        batch = {}
+        for name, output in self.stored.items():
+            try:
+                batch[name] = self.store.stacked(places, output).to(self.device)
+            except ValueError as error:
+                rows = ", ".join(self.rows[row].id for row, _ in places)
+                raise ValueError(f"{name} of {rows} cannot be a batch: {error}") from error
+        return batch
 
 
 def stored_outputs(split: Split, names: Sequence[str]) -> dict[str, tuple[int, Param]] | None:
     """Name -> the stored output that is its final value in every row; None unless there is one for each name.
 
     There is when no unit is live and the last that may write the name always does."""
+    if split.live:
+        return None
     found = {}
     for param in [("shared", name) for name in names]:
-        last = next(
-            (i for i in reversed(split.needed) if split.units[i].is_barrier or param in split.units[i].writes), None
-        )
-        if (
-            split.live
-            or last is None
-            or param not in split.units[last].certain_writes
-            or param not in split.kept.get(last, ())
-        ):
+        writers = [i for i in split.needed if split.units[i].is_barrier or param in split.units[i].writes]
+        if not writers or param not in split.units[writers[-1]].certain_writes:
             return None
-        found[param[1]] = (last, param)
+        found[param[1]] = (writers[-1], param)
     return found
 
 
-def live_inputs(split: Split, names: Sequence[str]) -> frozenset[str]:
-    """Shared names that a live unit or the loss may take from the data itself (a superset: a cached unit may write them)."""
-    live = [split.units[i] for i in split.live]
-    if any(unit.is_barrier for unit in live):
-        raise ValueError("a live unit without declared effects may read any input; declare what it reads")
-    return frozenset(names) | {name for unit in live for scope, name in unit.reads if scope == "shared"}
+def live_inputs(split: Split, names: Sequence[str], source: Source) -> frozenset[str]:
+    """Names of the data that a live unit or the loss may read (a superset: a cached unit may write them)."""
+    return unit_inputs([split.units[i] for i in split.live], source) | set(names) & set(source.names)
+
+
+def unit_inputs(units: Sequence[Unit], source: Source) -> frozenset[str]:
+    """Names of the data that these units may read: all of them when one does not declare its effects."""
+    if any(unit.is_barrier for unit in units):
+        return frozenset(source.names)
+    return frozenset(name for unit in units for scope, name in unit.reads if scope == "shared") & set(source.names)
 
 
 def row_inputs(source: Source, row: Row, change: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
-    """The data's names among `wanted` for one row as one variant sees it; a picture is decoded only when it is wanted."""
+    """The data's names among `wanted` for one row as one variant sees it; a picture is decoded only when it is wanted.
+
+    Tensors lie in memory as cached ones will: alignment alone changes the last bits of what is computed from them."""
     loaded = source.load(row, wanted - set(change)) if wanted - set(change) else {}
-    return {**loaded, **{name: value for name, value in change.items() if name in wanted}}
+    given = {**loaded, **{name: value for name, value in change.items() if name in wanted}}
+    return {name: canonical(value) for name, value in given.items()}
 
 
 def collate(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from flowrun.cache.reader import Reader
 from flowrun.cache.sources import Sources
 from flowrun.cache.store import Store
 from flowrun.config import ConfigError, Run
-from flowrun.data import HashFile, Row, Source
-from flowrun.graph import Record, UnitGraph
+from flowrun.data import Row, Source
+from flowrun.files import HashFile
+from flowrun.graph import EVERYTHING, Param, Record, UnitGraph
 from flowrun.pipelines import Pipeline
 from flowrun.prompts import Prompts
 from flowrun.remembered import Remembered
@@ -106,7 +108,7 @@ class Shelf:
     def stacked(self, visits: Sequence[tuple[int, int]], output: Output) -> Tensor:
         start = self.outputs.index(output) * KEY_BYTES
         keys = [self._keys[row * len(self.variants) + variant][start : start + KEY_BYTES] for row, variant in visits]
-        return self.reader.store.stack(keys)
+        return self.reader.stacked(keys)
 
     def jobs(self, missing: set[bytes]) -> list[Job]:
         """What to run so that no key of this shelf is missing; a value that several rows share is made once."""
@@ -125,17 +127,22 @@ class Shelf:
                 )
         return found
 
+    @cached_property
+    def _edges(self) -> list[tuple[int, int, Param]]:
+        """(writer, reader, what) of the split's units, the last readers first."""
+        return sorted(UnitGraph(self.split.units).edges, key=lambda edge: -edge[1])
+
     def _to_run(self, lacking: set[int], present: set[Output]) -> tuple[int, ...]:
         """`lacking`, and the cached units whose results they read and that are not stored themselves."""
         run = set(lacking)
-        for writer, reader, param in sorted(UnitGraph(self.split.units).edges, key=lambda edge: -edge[1]):
+        for writer, reader, param in self._edges:
             if reader in run and writer in self.split.needed and not self._stored(writer, param, present):
                 run.add(writer)
         return tuple(sorted(run))
 
-    def _stored(self, unit: int, param: Any, present: set[Output]) -> bool:
+    def _stored(self, unit: int, param: Param, present: set[Output]) -> bool:
         kept = self.split.kept.get(unit, ())
-        return param in kept and all((unit, p) in present for p in kept)
+        return not {param, EVERYTHING}.isdisjoint(kept) and all((unit, p) in present for p in kept)
 
 
 class Library:
@@ -225,7 +232,8 @@ class Library:
             }
         )
         what = f"needs the cache, but {len(missing)} of {len(self.all_keys())} values are not in {self.root} ({', '.join(names)})"
-        raise ConfigError("stage=train", "; ".join([what, *changed]), f"run: {command}")
+        damage = [f"found damaged: {fault}" for fault in self.store.faults(missing)]
+        raise ConfigError("stage=train", "; ".join([what, *changed, *damage]), f"run: {command}")
 
     def records(self, visits: Sequence[tuple[int, int]]) -> list[dict[int, Record]]:
         """Of each (row, variant): what its cached units returned."""

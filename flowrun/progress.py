@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 from tqdm import tqdm
@@ -14,6 +15,7 @@ from tqdm import tqdm
 log = logging.getLogger(__name__)
 
 LINE_EVERY_S = 10.0
+PROCESS = Path("/proc/self/status")  # on Linux
 
 
 class Progress:
@@ -60,4 +62,8 @@ def peak_memory_gb() -> float:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e9
+    # getrusage also counts what the parent held when it started this process; the kernel's own mark does not.
+    if PROCESS.exists():
+        mark = next(line for line in PROCESS.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(mark.split()[1]) * 1024 / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

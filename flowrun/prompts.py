@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from flowrun.cache.key import digest
-from flowrun.data import HashFile, Row, Source
+from flowrun.data import Row, Source
+from flowrun.files import HashFile
 from flowrun.graph import Draws, Executor, Record, State
 from flowrun.splitters import Split
 

@@ -75,7 +75,9 @@ class Registry:
             raise ConfigError(key, what, f"install {error.name}") from error
         found, base = getattr(module, class_name, None), self.base()
         if found is None:
-            raise ConfigError(key, f"{module_name} has no {class_name!r}", suggest(class_name, _classes(module, base)))
+            names = _classes(module, base)
+            fix = suggest(class_name, names) if names else f"derive one from {self.package}.{self.base_name}"
+            raise ConfigError(key, f"{module_name} has no {class_name!r}", fix)
         if not (isinstance(found, type) and issubclass(found, base)):
             raise ConfigError(key, f"{name} is no {self.kind}", f"derive it from {self.package}.{self.base_name}")
         return found

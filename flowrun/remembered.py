@@ -10,7 +10,8 @@ from flowrun.cache.key import KEY_BYTES
 from flowrun.cache.keyplan import Output
 from flowrun.cache.manifest import Kept, Manifest, newest_manifest
 from flowrun.config import DataError, Run
-from flowrun.data import HashFile, Row, Source
+from flowrun.data import Row, Source
+from flowrun.files import HashFile
 from flowrun.graph import Unit
 from flowrun.prompts import NO_PICTURE
 

@@ -105,6 +105,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     pipeline, algorithm, source = _pipeline(run), _algorithm(run, task), _source(run)
     adapter = checked("adapter", adapters.Config, run.adapter)
     trained = adapters.trained_names(task.trainable_models, adapter, pipeline.components())
+    fitting = _check_trained(pipeline, trained, task, adapter)
     trackers = tracking.choose(run.tracker)
     parts = _splits(task, pipeline, trained)
     source, rows = _rows(run, source, parts[0])
@@ -138,7 +139,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
         stages,
         steps,
         end,
-        check_optimizer(run.optimizer, steps),
+        [*fitting, *check_optimizer(run.optimizer, steps)],
     )
 
 
@@ -162,6 +163,13 @@ def _algorithm(run: Run, task: Task) -> Algorithm:
     return cls(ALGORITHMS.build("task", cls, run.task, beside=Task))
 
 
+def _check_trained(pipeline: Pipeline, trained: Sequence[str], task: Task, adapter: adapters.Config) -> list[str]:
+    """Names of parts and layers, and an adapter to start from, against the networks without their weights."""
+    components = pipeline.components()
+    outlines = {name: components[name].outline() for name in dict.fromkeys(n.split(".")[0] for n in trained)}
+    return adapters.check(outlines, task.trainable_models, adapter, pipeline.lora_targets)
+
+
 def _source(run: Run) -> Source:
     name = run.data.get("source")
     if not isinstance(name, str):
@@ -180,7 +188,7 @@ def _rows(run: Run, source: Source, part: Split) -> tuple[Source, list[Row]]:
             source.gone()
             and part.needed
             and run.stage is not Stage.cache
-            and not live_inputs(part, ()) & set(source.names)
+            and not live_inputs(part, (), source)
         ):
             remembered = remember(run)
         if remembered is None:

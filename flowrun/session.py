@@ -63,7 +63,11 @@ class Session:
         return self._dist
 
     def show(self, assembly: Assembly) -> None:
-        log.info("%s", assembly.plan)
+        """The plan: what a dry run gives out, and the first lines of a run's log on the terminal."""
+        if self.run.dry_run and launch.rank() == 0:
+            sys.stdout.write(f"{assembly.plan}\n")
+        else:
+            log.info("%s", assembly.plan)
         for warning in assembly.warnings:
             log.warning("%s", warning)
 

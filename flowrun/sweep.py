@@ -21,12 +21,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
 from flowrun.config import ConfigError
 from flowrun.files import write_atomic
 from flowrun.launch import STOPPED, Command, inside_ranks, run_children
 
 STATUS = {0: "ok", 2: "refused", STOPPED: "stopped"}  # of a job, by its exit code; any other code: failed
+ALWAYS = ("job", "status", "seconds")  # columns that the printed table has in any case
 LONGEST = 80  # characters of a job's directory name
+REASON = "FLOWRUN_SWEEP_REASON"  # names the file where a job writes why it ended, before it has a directory
 WIDEST = 40  # characters of a cell in the printed table; sweep.csv holds all of it
 
 
@@ -58,12 +62,14 @@ class Sweep:
         keys: the settings that are swept. found_by: overrides of Hydra's own that the child needs, its search path.
         Raises KeyboardInterrupt when the sweep was asked to stop, ConfigError as `check` does."""
         self.check()
-        swept = [text for text in overrides if _key_value(text)[0] in keys]
+        swept = ["=".join(pair) for pair in map(_key_value, overrides) if pair[0] in keys]
         directory = self.root / _name(number, swept)
         sys.stdout.write(f"job {number}: {' '.join(swept) or 'nothing swept'} -> {directory}\n")
         sys.stdout.flush()
+        reason = self.root / f".{number}.reason"
         environment = {"FLOWRUN_RUN_DIR": str(directory), "FLOWRUN_SWEEP": self.run_id,
-                       "FLOWRUN_RUN_ID": f"{self.run_id}-{number}"}  # fmt: skip
+                       "FLOWRUN_RUN_ID": f"{self.run_id}-{number}", REASON: str(reason)}  # fmt: skip
+        self.root.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         own = [text for text in overrides if not text.startswith("run_id=")]  # that one is the sweep's
         (code,), stopped = run_children([Command([*self.flags, *own, *found_by, "hydra.mode=RUN"], environment)])
@@ -71,9 +77,10 @@ class Sweep:
         outcome = {
             "status": STATUS.get(code, "failed"),
             "seconds": f"{time.monotonic() - began:.1f}",
+            **_taken(reason),
             **_result(directory),
         }
-        self._add({**settings, **outcome, "directory": str(directory)})
+        self._add({**settings, **outcome, "directory": str(directory) if directory.exists() else ""})
         if stopped:
             raise KeyboardInterrupt
 
@@ -115,14 +122,25 @@ class Sweep:
 
 
 def _key_value(text: str) -> tuple[str, str]:
-    key, _, value = text.partition("=")
-    return key.lstrip("+"), value
+    """Key, and value as one reads it: text without quotes and escapes."""
+    override = OverridesParser.create().parse_override(text)
+    value = override.value()
+    return override.key_or_group, value if isinstance(value, str) else override.get_value_string()
 
 
 def _name(number: int, swept: Sequence[str]) -> str:
     """Readable and safe in a path: 3-seed=1-shared=a_b."""
     last = [re.sub(r"^[^=]*[./+~]", "", text) for text in swept]
     return re.sub(r"[^\w.=-]+", "_", "-".join([str(number), *last])).strip("_.")[:LONGEST]
+
+
+def _taken(reason: Path) -> dict[str, str]:
+    """What the job has written to the file, as `result.reason`; the file is gone then."""
+    if not reason.exists():
+        return {}
+    text = reason.read_text(encoding="utf-8")
+    reason.unlink()
+    return {"result.reason": text}
 
 
 def _result(directory: Path) -> dict[str, str]:
@@ -144,14 +162,18 @@ def _columns(rows: Sequence[dict[str, str]]) -> list[str]:
 
 
 def _text(rows: Sequence[dict[str, str]]) -> str:
-    """The table for a terminal: every column but the directory, which the progress lines have shown."""
-    columns = [name for name in _columns(rows) if name != "directory"]
+    """The table for a terminal: the columns in which jobs differ, without the directory that the lines above have shown."""
+    columns = [name for name in _columns(rows) if name in ALWAYS or (name != "directory" and _differs(rows, name))]
     cells = [columns, *([row.get(name) or "" for name in columns] for row in rows)]
     cells = [[_short(cell) for cell in line] for line in cells]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
     )
+
+
+def _differs(rows: Sequence[dict[str, str]], name: str) -> bool:
+    return len(rows) == 1 or len({row.get(name) or "" for row in rows}) > 1
 
 
 def _short(cell: str) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_origin
 
 from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationKeyError, OmegaConfBaseException
 
 from flowrun.config import ConfigError
+from flowrun.spelling import near, suggest
 
 # Settings that exist no longer: where they went and how to choose them there.
 REMOVED = {
@@ -29,18 +29,6 @@ KINDS = {
     "String": "text",
     "Path": "a path",
 }
-LISTED = 12  # of a longer list of names only those near to the given one are shown
-
-
-def suggest(name: str, known: Iterable[str], before: str = "") -> str:
-    """The known names near to `name`, or all of them when they are few. `before` is put in front of each."""
-    names = sorted({str(k) for k in known})
-    near = get_close_matches(name, names, n=2, cutoff=0.6)
-    if near:
-        return f"did you mean {' or '.join(before + n for n in near)}?"
-    if len(names) > LISTED:
-        return "--cfg job shows all settings"
-    return f"known: {', '.join(names) or 'none'}"
 
 
 def refuse_removed(key: str) -> None:
@@ -55,7 +43,7 @@ def unknown(key: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> Co
     section, _, name = key.rpartition(".")
     known, prefix = list(known), f"{section}." if section else ""
     same = [other for other in elsewhere if other.rpartition(".")[2] == name and other != key]
-    if same and not get_close_matches(name, known, n=1, cutoff=0.6):
+    if same and not near(name, known):
         return ConfigError(key, "is no setting", f"did you mean {' or '.join(same[:3])}?")
     return ConfigError(key, "is no setting", suggest(name, known, prefix))
 
@@ -116,6 +104,8 @@ def from_omegaconf(error: OmegaConfBaseException, key: str = "", name: str = "",
         parent = error.parent_node
         known = [] if parent is None else list(parent.keys())
         found = unknown(full, known, leaves(parent._get_root()) if parent is not None and not key else ())
+        if parent is not None and get_origin(parent._metadata.ref_type) is dict:  # any names may be in it
+            found = ConfigError(full, "is not there yet", f"add it with +{full}=VALUE")
     elif isinstance(error, InterpolationKeyError):
         missing = re.search(r"Interpolation key '(.*?)'", str(error))
         what = f"refers to ${{{missing[1] if missing else ''}}}, which does not exist"

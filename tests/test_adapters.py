@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import BertConfig, BertModel
 
-from flowrun.adapters import Config, attach, save_trained, trained_names, trained_parameters, unwrapped
+from flowrun.adapters import Config, attach, check, save_trained, trained_names, trained_parameters, unwrapped
 from flowrun.config import ConfigError, Failure
 from flowrun.registry import checked
 
@@ -96,6 +96,11 @@ def lora_model(dtype=torch.float32, seed=0, **changes):
     return model
 
 
+def outlines():
+    with torch.device("meta"):
+        return {"transformer": flux()}
+
+
 def refusal(act):
     with pytest.raises(ConfigError) as caught:
         act()
@@ -146,7 +151,7 @@ def test_trained_names_are_the_whole_ones_and_the_adapters():
 
 
 @pytest.mark.parametrize("trainable, adapter, words", [
-    (["transfomer"], none(), ["task.trainable_models", "transfomer is no component", "near: transformer"]),
+    (["transfomer"], none(), ["task.trainable_models", "transfomer is no component", "did you mean transformer?"]),
     (["vae"], none(), ["vae is no component", "text_encoder, transformer"]),
     ([], config(lora_base_model=["unet"]), ["adapter.lora_base_model", "unet is no component"]),
     (["transformer"], config(), ["task.trainable_models", "transformer is also in adapter.lora_base_model"]),
@@ -160,7 +165,7 @@ def test_wrong_trained_names_are_refused_without_a_model(trainable, adapter, wor
 
 def test_a_part_that_does_not_exist_is_refused_with_near_names():
     text = refusal(lambda: attach({"transformer": flux()}, ["transformer.proj_ou"], none(), {}, 0))
-    assert "there is no transformer.proj_ou" in text and "near: transformer.proj_out" in text
+    assert "there is no transformer.proj_ou" in text and "did you mean transformer.proj_out" in text
 
 
 @pytest.mark.parametrize("changes, words", [
@@ -268,7 +273,7 @@ def test_parameters_that_get_no_gradient_do_not_disturb_clipping_and_updates():
 
 
 @pytest.mark.parametrize("targets, words", [
-    (["to_qq"], ["adapter.targets", "to_qq matches no layer of transformer", "near:", "to_q"]),
+    (["to_qq"], ["adapter.targets", "to_qq matches no layer of transformer", "did you mean to_q"]),
     (["to_q", "to_vv"], ["to_vv matches no layer", "to_v"]),
     (["o_q"], ["o_q matches no layer"]),
     (["attn"], ["adapter.targets", "transformer: Target module FluxAttention", "name linear"]),
@@ -276,6 +281,7 @@ def test_parameters_that_get_no_gradient_do_not_disturb_clipping_and_updates():
 def test_targets_that_match_nothing_are_refused_with_near_names(targets, words):
     text = refusal(lambda: lora_model(targets=targets))
     assert all(word in text for word in words), text
+    assert refusal(lambda: check(outlines(), [], config(targets=targets), {})) == text, "known before weights are loaded"
 
 
 def test_each_component_needs_a_target_of_its_own():
@@ -394,11 +400,13 @@ def test_training_starts_from_a_saved_adapter(trained, tmp_path, whole_file):
     lambda key: key.replace("transformer.", "transformer.base_model.model.", 1),
     lambda key: "module." + key,
 ])  # fmt: skip
-def test_names_of_other_savers_are_understood(trained, tmp_path, caplog, rename):
+def test_names_of_other_savers_are_understood(trained, tmp_path, rename):
     save_file({rename(key): value for key, value in load_file(tmp_path / FILE).items()}, tmp_path / "other.safetensors")
-    again = lora_model(init_from=str(tmp_path / "other.safetensors"))
+    path = str(tmp_path / "other.safetensors")
+    again = lora_model(init_from=path)
     assert torch.equal(output(again.eval()), output(trained))
-    assert "does not record its alpha; adapter.alpha=8 is used" in caplog.text
+    warnings = check(outlines(), [], config(init_from=path), {"transformer": ["to_q", "to_k"]})
+    assert warnings == [f"{path} does not record its alpha; adapter.alpha=8 is used"]
 
 
 @pytest.mark.parametrize("changes, words", [
@@ -409,8 +417,11 @@ def test_names_of_other_savers_are_understood(trained, tmp_path, caplog, rename)
     ({"init_from": "/nowhere"}, ["adapter.init_from", "there is no file /nowhere"]),
 ])  # fmt: skip
 def test_an_adapter_that_does_not_fit_is_refused_in_one_line(trained, tmp_path, changes, words):
-    text = refusal(lambda: lora_model(**({"init_from": str(tmp_path)} | changes)))
+    changes = {"init_from": str(tmp_path)} | changes
+    text = refusal(lambda: lora_model(**changes))
     assert all(word in text for word in words), text
+    lora_targets = {"transformer": ["to_q", "to_k"]}
+    assert refusal(lambda: check(outlines(), [], config(**changes), lora_targets)) == text
 
 
 def test_a_file_that_is_no_adapter_is_refused(tmp_path):

@@ -74,7 +74,7 @@ def test_a_class_is_taken_by_module_and_name():
 
 
 @pytest.mark.parametrize("changes, words", [
-    ({"name": "AdamV"}, ["optimizer.name", "no AdamV", "AdamW"]),
+    ({"name": "AdamV"}, ["optimizer.name", "no AdamV", "did you mean Adam "]),
     ({"name": "Optimizer"}, ["optimizer.name", "no Optimizer"]),
     ({"name": "LBFGS"}, ["optimizer.name", "several times"]),
     ({"name": "no_such_module:Opt"}, ["optimizer.name", "cannot import"]),
@@ -82,7 +82,7 @@ def test_a_class_is_taken_by_module_and_name():
     ({"name": f"{__name__}:WithoutRate", **NO_BETAS}, ["optimizer.name", "takes no lr"]),
     ({"name": "SGD", "weight_decay": 0.0}, ["optimizer.betas", "SGD takes no betas", "optimizer.betas=null"]),
     ({"name": "Rprop", "betas": None}, ["optimizer.weight_decay", "optimizer.weight_decay=0"]),
-    ({"args": {"amsgrd": True}}, ["optimizer.args.amsgrd", "takes no amsgrd", "near: amsgrad"]),
+    ({"args": {"amsgrd": True}}, ["optimizer.args.amsgrd", "takes no amsgrd", "did you mean amsgrad?"]),
     ({"args": {"lr": 1.0}}, ["optimizer.args.lr", "set optimizer.lr"]),
     ({"args": {"params": []}}, ["optimizer.args.params", "takes no params"]),
     ({"betas": [0.9]}, ["optimizer.betas", "AdamW takes 2, not 1"]),
@@ -141,7 +141,7 @@ def test_every_named_schedule_can_be_made():
 @pytest.mark.parametrize("changes, words", [
     ({"schedule": "cosin"}, ["optimizer.schedule", "no cosin", "cosine_with_min_lr", "linear"]),
     ({"schedule": "reduce_lr_on_plateau"}, ["optimizer.schedule", "one of"]),
-    ({"schedule": "cosine", "schedule_args": {"num_cycle": 1}}, ["schedule_args.num_cycle", "near: num_cycles"]),
+    ({"schedule": "cosine", "schedule_args": {"num_cycle": 1}}, ["schedule_args.num_cycle", "did you mean num_cycles?"]),
     ({"schedule": "constant", "schedule_args": {"min_lr": 1}}, ["optimizer.schedule_args.min_lr", "takes no min_lr"]),
     ({"schedule": "cosine", "schedule_args": {"num_training_steps": 1}}, ["schedule_args.num_training_steps"]),
     ({"schedule": "cosine_with_min_lr"}, ["optimizer.schedule_args", "min_lr"]),

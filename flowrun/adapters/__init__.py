@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flowrun.config import ConfigError
 from flowrun.disk import saving
-from flowrun.spelling import near
+from flowrun.spelling import suggest
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def trained_names(trainable: Sequence[str], config: Config, components: Collecti
     for key, names in (("task.trainable_models", trainable), ("adapter.lora_base_model", config.lora_base_model)):
         for name in names:
             if name.split(".")[0] not in components:
-                raise ConfigError(key, f"{name} is no component of the pipeline", f"near: {near(name, components)}")
+                raise ConfigError(key, f"{name} is no component of the pipeline", suggest(name, components))
     for name in config.lora_base_model:
         if name in {n.split(".")[0] for n in trainable}:
             raise ConfigError("task.trainable_models", f"{name} is also in adapter.lora_base_model",
@@ -81,6 +81,21 @@ def trained_names(trainable: Sequence[str], config: Config, components: Collecti
     if not (trainable or config.lora_base_model):
         raise ConfigError("task.trainable_models", "is empty and there is no adapter", "name what to train")
     return (*trainable, *config.lora_base_model)
+
+
+def check(outlines: Mapping[str, Module], trainable: Sequence[str], config: Config,
+          lora_targets: Mapping[str, Sequence[str]]) -> list[str]:
+    """All that `attach` would refuse, found on networks without weights, which this uses up. Returns warnings.
+
+    outlines: every component that is trained, by name. Raises ConfigError as `attach` does."""
+    for name in trainable:
+        root, _, path = name.partition(".")
+        _part(outlines[root], path, name)
+    if config.kind is Kind.none:
+        return []
+    from flowrun.adapters import lora  # imports peft, which whole training does not need
+
+    return lora.check({name: outlines[name] for name in config.lora_base_model}, config, lora_targets)
 
 
 def attach(models: Mapping[str, Module], trainable: Sequence[str], config: Config,
@@ -154,7 +169,7 @@ def _part(model: Module, path: str, name: str) -> Module:
     except AttributeError as error:
         root = name.split(".")[0]
         names = [f"{root}.{n}" for n, _ in model.named_modules() if n]
-        raise ConfigError("task.trainable_models", f"there is no {name}", f"near: {near(name, names)}") from error
+        raise ConfigError("task.trainable_models", f"there is no {name}", suggest(name, names)) from error
 
 
 def _move(source: Path, directory: Path) -> Path:

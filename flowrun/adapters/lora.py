@@ -6,10 +6,10 @@ Kept in fp32 on any base: an update of 1e-4 of a weight is lost in bf16.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,34 @@ from torch.nn import Module
 from flowrun.adapters import Config
 from flowrun.config import ConfigError
 from flowrun.graph import seed_of
-from flowrun.spelling import near
-
-log = logging.getLogger(__name__)
+from flowrun.spelling import suggest
 
 NAME = "default"  # of the adapter within the model; not part of saved keys
 
 
+def check(outlines: Mapping[str, Module], config: Config, lora_targets: Mapping[str, Sequence[str]]) -> list[str]:
+    """What `add` would refuse, on networks without weights; they have adapters then. Returns warnings."""
+    _insert(outlines, config, lora_targets, seed=0)
+    if config.init_from is None:
+        return []
+    fitting = _fitting(outlines, Path(config.init_from), config)
+    return [] if fitting.alpha_known else [
+        f"{config.init_from} does not record its alpha; adapter.alpha={config.alpha:g} is used"
+    ]
+
+
 def add(models: Mapping[str, Module], config: Config, lora_targets: Mapping[str, Sequence[str]], seed: int) -> None:
     """Put an adapter on each model; only the adapters train. Same seed, same start, on every device."""
+    _insert(models, config, lora_targets, seed)
+    for model in models.values():
+        cast_training_params(model, torch.float32)
+        model.train()
+    if config.init_from is not None:
+        for name, weights in _fitting(models, Path(config.init_from), config).tensors.items():
+            set_peft_model_state_dict(models[name], weights, adapter_name=NAME)
+
+
+def _insert(models: Mapping[str, Module], config: Config, lora_targets: Mapping[str, Sequence[str]], seed: int) -> None:
     targets = _targets(models, config, lora_targets)
     for name, model in models.items():
         layout = LoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout,
@@ -41,10 +60,6 @@ def add(models: Mapping[str, Module], config: Config, lora_targets: Mapping[str,
         with torch.random.fork_rng(devices=[]):  # peft draws A from the global CPU generator
             torch.default_generator.manual_seed(seed_of(seed, "lora", name))
             _inject(model, layout, name)
-        cast_training_params(model, torch.float32)
-        model.train()
-    if config.init_from is not None:
-        _load(models, Path(config.init_from), config)
 
 
 def save(directory: Path, models: Mapping[str, Module]) -> Path:
@@ -87,17 +102,31 @@ def _targets(models: Mapping[str, Module], config: Config, own: Mapping[str, Seq
         matched = set(found[name]) if config.targets == "auto" else {e for entries in found.values() for e in entries}
         for entry in wanted[name]:
             if entry not in matched:
-                choices = {end for names in layers.values() for n in names for end in (n, n.split(".")[-1])}
                 raise ConfigError("adapter.targets", f"{entry} matches no layer of {', '.join(models)}",
-                                  f"near: {near(entry, choices)}")
+                                  suggest(entry, _ends(models.values(), entry.count(".") + 1)))
         if not found[name]:
             raise ConfigError("adapter.targets", f"none of them is a layer of {name}",
                               f"take {name} out of adapter.lora_base_model")
     return found
 
 
-def _load(models: Mapping[str, Module], path: Path, config: Config) -> None:
-    """Start from a saved adapter: every key of the file is used and every weight of the adapter is in the file."""
+def _ends(models: Iterable[Module], parts: int) -> set[str]:
+    """The last `parts` parts of the names of all layers that hold weights themselves; a mere number takes one more."""
+    names = [name.split(".") for model in models for name, layer in model.named_modules()
+             if name and any(p.ndim > 1 for p in layer.parameters(recurse=False))]
+    return {".".join(n[-parts - n[-1].isdigit():]) for n in names}
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """tensors: component -> its adapter's weights under peft's names. alpha_known: the file says which alpha it has."""
+
+    tensors: dict[str, dict[str, Tensor]]
+    alpha_known: bool
+
+
+def _fitting(models: Mapping[str, Module], path: Path, config: Config) -> _Fitting:
+    """A saved adapter for these models: every key of the file is used and every weight of the adapter is in the file."""
     tensors, layout = _read(path / LORA_WEIGHT_NAME_SAFE if path.is_dir() else path)
     if len(models) == 1 and not any(key.startswith(f"{name}.") for key in tensors for name in models):
         tensors = {f"{name}.{key}": value for name in models for key, value in tensors.items()}
@@ -107,20 +136,19 @@ def _load(models: Mapping[str, Module], path: Path, config: Config) -> None:
         if keys:
             raise ConfigError("adapter.init_from", f"{path} {what} {min(keys)} ({len(keys)} such)",
                               "set adapter.lora_base_model and adapter.targets as they were when it was made")
+    alphas = [f"{name}.lora_alpha" for name in models]
     for name in models:
         key = next(key for key in own if key.startswith(f"{name}.") and "lora_A" in key)
         _same("rank", tensors[key].shape[0], config.rank, path)
-        if f"{name}.lora_alpha" in layout:
-            _same("alpha", layout[f"{name}.lora_alpha"], config.alpha, path)
-        else:
-            log.warning("%s does not record its alpha; adapter.alpha=%g is used", path, config.alpha)
+    for alpha in alphas:
+        _same("alpha", layout.get(alpha, config.alpha), config.alpha, path)
     for key, value in own.items():
         if tensors[key].shape != value.shape:
             raise ConfigError("adapter.init_from", f"{path}: {key} is {list(tensors[key].shape)}, the layer's adapter "
                               f"{list(value.shape)}", "it was made for another network")
-    for name, model in models.items():
-        weights = {key.removeprefix(f"{name}."): v for key, v in tensors.items() if key.startswith(f"{name}.")}
-        set_peft_model_state_dict(model, weights, adapter_name=NAME)
+    parts = {name: {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+             for name in models}
+    return _Fitting(parts, all(alpha in layout for alpha in alphas))
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -55,8 +55,9 @@ class Sft(Algorithm):
         noise = torch.randn(clean.shape, generator=generator, device=generator.device, dtype=torch.float32).to(clean)
         x = mix(clean, noise, sigma)                                                                  # [B, ...]
         velocity = pipeline.velocity(pipeline.begin(batch, sigma, noise), x, sigma)                   # [B, ...]
-        error = (wide(velocity) - velocity_target(clean, noise)).square().flatten(1).mean(1)          # [B]
-        per_row = weight(c.weighting, sigma) * error                                                  # [B]
+        squares = (wide(velocity) - velocity_target(clean, noise)).square()                           # [B, ...]
+        error = squares.mean(tuple(range(1, squares.ndim)))                                           # [B]
+        per_row = error if c.weighting is Weighting.none else weight(c.weighting, sigma) * error      # [B]
         return StepOut(per_row.mean(), per_row.detach(), {"mse": error.detach().mean(), "sigma": sigma.mean()})
 
     def variants(self) -> list[dict[str, Any]]:

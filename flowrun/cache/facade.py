@@ -10,9 +10,10 @@ import numpy as np
 
 from flowrun.cache.catalog import Catalog
 from flowrun.cache.key import KEY_BYTES
+from flowrun.cache.layout import Layout
 from flowrun.cache.manifest import Manifest, ManifestRow, manifests
 from flowrun.cache.prune import Pruned, needed_keys, orphans, prune, temporaries, unknown_files
-from flowrun.cache.quarantine import Fault
+from flowrun.cache.quarantine import Fault, Quarantine
 from flowrun.config import ConfigError, Verify
 
 
@@ -32,7 +33,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts, and sizes in bytes. orphans: values that no manifest needs; damaged: values and shards set aside."""
+    """Counts, and sizes in bytes. orphans: values that no manifest needs.
+
+    set_aside: values and shards that were found damaged, until `prune`."""
 
     manifests: int
     rows: int
@@ -42,7 +45,7 @@ class Stats:
     shard_bytes: int
     orphans: int
     orphan_bytes: int
-    damaged: int
+    set_aside: int
     temporary_files: int
     unknown_files: int
 
@@ -57,16 +60,15 @@ class Cache:
 
     def verify(self) -> list[Finding]:
         """Read everything again and return what is wrong. Damaged values are set aside, for stage=cache to redo."""
-        catalog = Catalog(self.path, Verify.first_read)
+        before = {path for path, _ in Quarantine(Layout(self.path).quarantine)}
+        catalog = Catalog(self.path, Verify.first_read)  # may find damaged shards already
         known, unreadable = manifests(self.path)
         found = [Finding(fault.path.name, fault.why) for fault in unreadable]
-        for fault in _recheck(catalog):
+        for fault in _recheck(catalog, before):
             rows = () if fault.key is None else _rows_with(known, bytes.fromhex(fault.key), fault.row)
             found.append(Finding(fault.shard, fault.what, fault.key, rows))
         told = {finding.key for finding in found}
-        for manifest in known:
-            found += [gap for gap in _gaps(catalog, manifest) if gap.key not in told]
-        return found
+        return found + [gap for manifest in known for gap in _gaps(catalog, manifest, told)]
 
     def stats(self) -> Stats:
         catalog = Catalog(self.path, Verify.never)
@@ -79,7 +81,7 @@ class Cache:
             shards=len(catalog.index.sizes), shard_bytes=sum(catalog.index.sizes.values()),
             orphans=sum(len(numbers) for numbers in idle.values()),
             orphan_bytes=int(sum(sizes[name][numbers].sum() for name, numbers in idle.items())),
-            damaged=sum(1 for _ in catalog.quarantine),
+            set_aside=sum(1 for _ in catalog.quarantine),
             temporary_files=len(temporaries(catalog.layout, dead_only=False)),
             unknown_files=len(unknown_files(catalog.layout)),
         )  # fmt: skip
@@ -98,14 +100,13 @@ class Cache:
         return ((manifest, row) for manifest in known for row in manifest.rows())
 
 
-def _recheck(catalog: Catalog) -> list[Fault]:
-    """Read every value that is not set aside, and set aside the damaged ones. Returns what is damaged and new."""
-    known = {path for path, _ in catalog.quarantine}
+def _recheck(catalog: Catalog, before: set[Path]) -> list[Fault]:
+    """Read every value that is not set aside, and set aside the damaged ones. Returns what is not among `before`."""
     for shard in catalog.shards():
         for number in catalog.listed(shard):
             if not shard.is_intact(number, shard.text_of(number), shard.leaves_of(number)):
                 catalog.set_aside(catalog.fault(shard, number))
-    return [fault for path, fault in catalog.quarantine if path not in known]
+    return [fault for path, fault in catalog.quarantine if path not in before]
 
 
 def _rows_with(known: list[Manifest], key: bytes, first: str) -> tuple[str, ...]:
@@ -117,11 +118,15 @@ def _rows_with(known: list[Manifest], key: bytes, first: str) -> tuple[str, ...]
     return tuple(dict.fromkeys(rows)) or (first,)
 
 
-def _gaps(catalog: Catalog, manifest: Manifest) -> list[Finding]:
-    """Values that rows of the manifest need and that are not there."""
+def _gaps(catalog: Catalog, manifest: Manifest, told: set[str | None]) -> list[Finding]:
+    """One finding for all values that rows of the manifest need and that are not there, but for those in `told`."""
     keys = manifest.keys.reshape(-1, KEY_BYTES)
     absent = (catalog.index.find_array(keys) < 0) & keys.any(axis=1)
-    rows: dict[bytes, list[str]] = {}
-    for place in np.flatnonzero(absent).tolist():
-        rows.setdefault(keys[place].tobytes(), []).append(manifest.ids[place // len(manifest.kept)])
-    return [Finding(manifest.path.name, "no shard holds it", key.hex(), tuple(ids)) for key, ids in rows.items()]
+    places = [place for place in np.flatnonzero(absent).tolist() if keys[place].tobytes().hex() not in told]
+    if not places:
+        return []
+    lacking = {keys[place].tobytes().hex() for place in places}
+    rows = tuple(dict.fromkeys(manifest.ids[place // len(manifest.kept)] for place in places))
+    if len(lacking) == 1:
+        return [Finding(manifest.path.name, "no shard holds it", lacking.pop(), rows)]
+    return [Finding(manifest.path.name, f"no shard holds {len(lacking)} of its values", None, rows)]

@@ -8,19 +8,18 @@
     <root>/writers/<writer>               a mark that lasts as long as the writer; nobody waits for it
     <root>/maintenance.lock               held while shards are rewritten
 
-A writer's name is <host>-<process>-<random>, so that no two writers ever choose one file name, and so that what a
-killed writer left behind can be told from what a living one is working on.
+Writers are named as in flowrun.files.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import secrets
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from flowrun.files import this_host
 
 WRITER = r"(?P<host>[a-z0-9_]+)-(?P<process>\d+)-(?P<token>[0-9a-f]{12})"
 SHARD_NAME = re.compile(WRITER + r"-\d{5,}\.safetensors")
@@ -67,14 +66,6 @@ class Layout:
     def create(self) -> None:
         for folder in self.folders:
             folder.mkdir(parents=True, exist_ok=True)
-
-
-def this_host() -> str:
-    return re.sub(r"[^a-z0-9]+", "_", socket.gethostname().lower()) or "host"
-
-
-def new_writer() -> str:
-    return f"{this_host()}-{os.getpid()}-{secrets.token_hex(6)}"
 
 
 def is_alive(writer: re.Match[str], path: Path) -> bool:

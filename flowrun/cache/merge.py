@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from flowrun.cache.atomic import sync_folder
 from flowrun.cache.catalog import Catalog
-from flowrun.cache.layout import new_writer
 from flowrun.cache.shard import Shard, ShardBuilder
+from flowrun.files import new_writer, sync_folder
 
 LOCK_NAME = "maintenance.lock"
 SMALL_BYTES = 256 << 20  # shards below this are merged

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowrun.cache.atomic import sync_folder
 from flowrun.cache.catalog import Catalog
 from flowrun.cache.layout import MANIFEST_NAME, SHARD_NAME, TEMP_NAME, WRITER_NAME, Layout, is_alive
 from flowrun.cache.manifest import Manifest, manifests
 from flowrun.cache.merge import LOCK_NAME, maintenance, rewrite
 from flowrun.cache.quarantine import FAULT_NAME
 from flowrun.config import Failure
+from flowrun.files import sync_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flowrun.cache.atomic import appearing
 from flowrun.cache.layout import SHARD_NAME
+from flowrun.disk import saving
+from flowrun.files import write_atomic
 
 FAULT_NAME = re.compile(SHARD_NAME.pattern + r"(\.\d+)?\.json")
 log = logging.getLogger(__name__)
@@ -45,8 +46,8 @@ class Quarantine:
     def add(self, fault: Fault) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = fault.shard if fault.value is None else f"{fault.shard}.{fault.value}"
-        with appearing(self.folder / f"{name}.json") as file:
-            file.write(json.dumps(asdict(fault)).encode())
+        with saving(self.folder, "what was found damaged"):
+            write_atomic(self.folder / f"{name}.json", json.dumps(asdict(fault)).encode())
         log.warning("cache: %s; it is set aside and counts as missing", fault)
 
     def __iter__(self) -> Iterator[tuple[Path, Fault]]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from flowrun.cache.keyplan import Output
 from flowrun.cache.store import Store
 from flowrun.cache.values import DELETED, NOT_RETURNED
@@ -12,6 +15,7 @@ from flowrun.cache.writer import Writer
 from flowrun.graph import Param, Record, Unit
 
 Visit = tuple[int, int]  # (row, variant)
+HELD_BYTES = 64 * 2**20
 
 
 def put_record(writer: Writer, keys: Mapping[Output, bytes], i: int, unit: Unit, record: Record, row_id: str) -> int:
@@ -42,6 +46,8 @@ class Reader:
 
     def __init__(self, store: Store, units: Sequence[Unit], keys: Callable[[int, int], Mapping[Output, bytes]]) -> None:
         self.store, self.units, self.keys = store, units, keys
+        self._held: dict[bytes, Tensor] = {}  # values that `stacked` has read
+        self._room = HELD_BYTES  # negative once there were more
 
     def records(self, row: int, variant: int) -> dict[int, Record]:
         """Unit index -> Record, for every cached unit that keeps something. Raises MissingValue, DamagedValue."""
@@ -52,6 +58,26 @@ class Reader:
         wanted = [self.keys(row, variant) for row, variant in visits]
         values = iter(self.store.get_many([key for keys in wanted for key in keys.values()]))
         return [self._records({output: next(values) for output in keys}) for keys in wanted]
+
+    def stacked(self, keys: Sequence[bytes]) -> Tensor:
+        """Values that are one tensor each, as one fresh tensor [len(keys), *shape]. Raises as `Store.stack` does.
+
+        Values of few bytes in all stay in memory: between training steps, finding one takes longer than copying it."""
+        held = [self._held[key] for key in keys if key in self._held]
+        if len(held) == len(keys) and len({(value.dtype, value.shape) for value in held}) == 1:
+            return torch.stack(held)
+        batch = self.store.stack(keys)
+        for key, value in zip(keys, batch, strict=True):
+            self._hold(key, value)
+        return batch
+
+    def _hold(self, key: bytes, value: Tensor) -> None:
+        """All values or none: a part of them would seldom hold a whole batch."""
+        if self._room >= 0 and key not in self._held:
+            self._held[key] = value.clone()
+            self._room -= value.nbytes
+            if self._room < 0:
+                self._held.clear()
 
     def ahead(self, visits: Sequence[Visit]) -> None:
         """Have the system read what these will need from disk, while the caller does something else."""

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from flowrun.cache.atomic import sync_folder
 from flowrun.cache.key import KEY_BYTES, digest
-from flowrun.cache.layout import SHARD_NAME, Layout, new_writer
+from flowrun.cache.layout import SHARD_NAME, Layout
 from flowrun.cache.tensorfile import Damaged, TensorFile, table, write_tensorfile
 from flowrun.config import ConfigError, Verify
+from flowrun.files import new_writer, sync_folder
 
 FORMAT = "flowrun-cache-sources-1"
 MOST_SEGMENTS = 16  # more are rewritten as one

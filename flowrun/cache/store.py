@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flowrun.cache import merge
 from flowrun.cache.catalog import Catalog
+from flowrun.cache.quarantine import Fault
 from flowrun.cache.values import Stack, take
 from flowrun.cache.writer import Writer
 from flowrun.config import Verify
@@ -37,6 +38,11 @@ class Store:
     def missing(self, keys: Sequence[bytes]) -> list[bytes]:
         """Those of `keys` that are not there or were found damaged, in order."""
         return self.catalog.missing(keys)
+
+    def faults(self, keys: Collection[bytes]) -> list[Fault]:
+        """Damage that was found and may be why these keys are missing: to their values, and to whole shards."""
+        wanted = {key.hex() for key in keys}
+        return [fault for _, fault in self.catalog.quarantine if fault.key is None or fault.key in wanted]
 
     def get(self, key: bytes) -> Any:
         """The value; its tensors lie in memory of their own. Raises MissingValue, DamagedValue."""

@@ -17,7 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import xxhash
 
-from flowrun.cache.atomic import appearing
+from flowrun.disk import saving
+from flowrun.files import appearing
 
 # Bytes of one element, by safetensors' name of the type.
 ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
@@ -79,7 +80,7 @@ def write_tensorfile(path: Path, format: str, arrays: Sequence[Array], metadata:
         header[array.name] = {"dtype": array.code, "shape": list(array.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
-    with appearing(path) as file:
+    with saving(path.parent, path.name), appearing(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         _write_arrays(file, arrays, xxhash.xxh3_128(text))
 

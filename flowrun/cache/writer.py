@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Any
 
 from flowrun.cache.catalog import Catalog
-from flowrun.cache.layout import new_writer
 from flowrun.cache.shard import ShardBuilder, Stored, checksum
 from flowrun.cache.values import encode
+from flowrun.files import new_writer
 
 
 class Writer:

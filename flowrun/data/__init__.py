@@ -6,12 +6,12 @@ A new source is one module here with one subclass of `Source`, and one option fi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-HashFile = Callable[[Path], bytes]  # a file's content hash, remembered or not
+from flowrun.files import HashFile
 
 
 @dataclass(kw_only=True, slots=True)

@@ -19,9 +19,10 @@ from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 from flowrun.cache.key import digest
 from flowrun.config import ConfigError
-from flowrun.data import HashFile, Row, Source
+from flowrun.data import Row, Source
 from flowrun.data._picture import to_tensor
-from flowrun.spelling import near
+from flowrun.files import HashFile
+from flowrun.spelling import suggest
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple")
 CAPTIONS = (
@@ -113,7 +114,7 @@ def _check_captions(captions: list[str]) -> None:
     for caption in captions:
         if caption not in CAPTIONS:
             raise ConfigError(
-                "data.captions", f"{caption!r} is not among the 64 emoji", f"choose from: {near(caption, CAPTIONS)}"
+                "data.captions", f"{caption!r} is not among the 64 emoji", suggest(caption, CAPTIONS)
             )
     twice = next((caption for caption in captions if captions.count(caption) > 1), None)
     if twice is not None:

@@ -14,11 +14,12 @@ import PIL
 
 from flowrun.cache.key import digest
 from flowrun.config import ConfigError, DataError
-from flowrun.data import HashFile, Row, Source
+from flowrun.data import Row, Source
 from flowrun.data import _picture as picture
 from flowrun.data._captions import CaptionFault, read_caption
 from flowrun.data._geometry import RESIZING, Geometry
 from flowrun.data._listing import Listing, list_folder
+from flowrun.files import HashFile
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class Folder(Source):
         return (None if reasons else Row(id=name, prompt=caption, size=size, source=path)), reasons
 
     def _settle(self, root: Path, rows: list[Row], faults: dict[str, str], listing: Listing) -> None:
-        """Stop or skip as configured, and say what was left out. Raises DataError."""
+        """Stop or skip as configured; `skipped` says what was left out and why. Raises DataError."""
         self.ignored = listing.ignored
         self.skipped = sorted(faults.items())
         lines = [f"{root / name}: {reason}" for name, reason in self.skipped]
@@ -118,8 +119,6 @@ class Folder(Source):
             which = f"{len(faults)} of {len(faults) + len(rows)} rows"
             remedy = "repair them" if not rows else "repair them, or leave them out with data.on_error=skip"
             raise DataError(lines, f"data.path: {which} cannot be used; {remedy}{listing.unread()}")
-        for line in lines:
-            log.warning("skipped %s", line)
         if listing.ignored:
             log.info("%s: %d hidden or other files ignored%s", root, listing.ignored, listing.unread())
 

@@ -46,4 +46,4 @@ def expand(per_row: Tensor, like: Tensor) -> Tensor:
 
 def wide(tensor: Tensor) -> Tensor:
     """The tensor in fp32, or as it is when its type is wider already (float64 in tests)."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return tensor if tensor.dtype is torch.float32 else tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -12,7 +12,7 @@ def shifted(sigma: Tensor, shift: float) -> Tensor:
     Shifts compose by product, and 1/s undoes s. Any shape; raises ValueError unless s > 0."""
     if not shift > 0:
         raise ValueError(f"a shift is positive, not {shift}")
-    return shift * sigma / (1 + (shift - 1) * sigma)
+    return sigma if shift == 1 else shift * sigma / (1 + (shift - 1) * sigma)
 
 
 def sigmas(steps: int, shift: float) -> Tensor:

@@ -27,7 +27,8 @@ class Executor:
     """models: by component name, loaded. configs: configuration of any component, also of those not loaded.
 
     trained: names of the trained models; gradients flow through the units that depend on them and through no other.
-    autocast: entered around those units only; frozen ones compute as they do when they are cached.
+    autocast: entered around those units only; frozen ones compute as they do when they are cached. Dropout in those
+    units is keyed like every draw, so it is the same in split and unsplit training.
 
     Raises UndeclaredEffect or ValueError for a process whose arguments are not its declared inputs."""
 
@@ -54,7 +55,7 @@ class Executor:
         context = Context(unit, self._models[i], self.configs, draws)
         with torch.set_grad_enabled(gradient):
             if gradient:
-                with self.autocast():
+                with self.autocast(), draws.dropout(unit):
                     returned = self._calls[i](unit, context, state)
             else:
                 returned = self._calls[i](unit, context, state)

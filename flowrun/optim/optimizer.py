@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from flowrun import config
 from flowrun.config import ConfigError
-from flowrun.spelling import near
+from flowrun.spelling import suggest
 
 # Settings with a field of their own; giving them again in `args` would leave two places for one number.
 OWN_FIELDS = ("lr", "betas", "weight_decay")
@@ -44,7 +44,7 @@ def _find(name: str) -> type[Optimizer]:
     cls = known.get(name.lower())
     if cls is None:
         raise ConfigError("optimizer.name", f"torch.optim has no {name}",
-                          f"near: {near(name, usable)}; or give module:Class")
+                          f"{suggest(name, usable)} (your own: module:Class)")
     if _needs_closure(cls):
         raise ConfigError("optimizer.name", f"{name} computes the loss several times a step, which training does once",
                           f"use one of {', '.join(usable)}")
@@ -92,5 +92,5 @@ def _arguments(settings: config.Optimizer, cls: type[Optimizer]) -> dict[str, An
             raise ConfigError(f"optimizer.args.{name}", "has a field of its own", f"set optimizer.{name}")
         if name not in names:
             raise ConfigError(f"optimizer.args.{name}", f"{cls.__name__} takes no {name}",
-                              f"near: {near(name, set(names) - set(OWN_FIELDS))}")
+                              suggest(name, set(names) - set(OWN_FIELDS)))
     return arguments | dict(settings.args)

@@ -14,7 +14,7 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from flowrun import config
 from flowrun.config import ConfigError
 from flowrun.optim.optimizer import make_optimizer
-from flowrun.spelling import near
+from flowrun.spelling import suggest
 
 # These look at a validation score; training here has none to give them.
 NEED_A_SCORE = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
@@ -56,4 +56,4 @@ def _check(settings: config.Optimizer, arguments: list[str], has_warmup: bool) -
     for name in settings.schedule_args:
         if name not in arguments:
             raise ConfigError(f"optimizer.schedule_args.{name}", f"{settings.schedule} takes no {name}",
-                              f"near: {near(name, arguments)}")
+                              suggest(name, arguments))

@@ -10,15 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from flowrun.files import HashFile
 from flowrun.graph import Unit
-
-HashFile = Callable[[Path], bytes]  # a file's content hash, remembered or not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +25,7 @@ class Component:
 
     name: str
     load: Callable[[], nn.Module]  # on the CPU, in the precision of its files
+    outline: Callable[[], nn.Module]  # without weights, on the meta device: what its parts are called and hold
     configure: Callable[[], Mapping[str, Any]]  # the configuration alone
     identity: Callable[[HashFile], bytes]  # configuration + weights (file contents, or the seed), tokenizer included
     describe: str  # for the plan

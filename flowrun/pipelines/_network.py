@@ -14,9 +14,10 @@ from diffusers import ModelMixin
 
 from flowrun.cache.key import digest
 from flowrun.config import ConfigError
+from flowrun.files import HashFile
 from flowrun.graph import seed_of
-from flowrun.pipelines import Component, HashFile
-from flowrun.spelling import near
+from flowrun.pipelines import Component
+from flowrun.spelling import suggest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +32,8 @@ class Network:
 
     def component(self) -> Component:
         origin = f"random weights, seed {self.seed}" if self.folder is None else f"weights from {self.folder}"
-        return Component(name=self.name, load=self.load, configure=lambda: self.configuration, identity=self.identity,
-                         describe=f"{self.cls.__name__}, {origin}")  # fmt: skip
+        return Component(name=self.name, load=self.load, outline=self.outline, configure=lambda: self.configuration,
+                         identity=self.identity, describe=f"{self.cls.__name__}, {origin}")  # fmt: skip
 
     def load(self) -> ModelMixin:
         """Raises ConfigError when the folder's weights are damaged or are not this network's, to the last tensor."""
@@ -50,6 +51,10 @@ class Network:
             raise ConfigError("model.weights", what, "give weights of the network in model.components")
         return network
 
+    def outline(self) -> ModelMixin:
+        with torch.device("meta"):
+            return self.cls(**self.configuration)
+
     def identity(self, hash_file: HashFile) -> bytes:
         plain = json.dumps(self.configuration, sort_keys=True)
         if self.folder is None:
@@ -64,7 +69,7 @@ def configuration(cls: type[ModelMixin], given: Mapping[str, Any], key: str) -> 
     known = {p.name: list(p.default) if isinstance(p.default, tuple) else p.default for p in parameters}
     for name, value in given.items():
         if name not in known:
-            raise ConfigError(f"{key}.{name}", f"is no setting of {cls.__name__}", f"choose from: {near(name, known)}")
+            raise ConfigError(f"{key}.{name}", f"is no setting of {cls.__name__}", suggest(name, known))
         default = known[name]
         if default is not None and type(value) is not type(default):
             raise ConfigError(f"{key}.{name}", f"is {value!r}", f"a value of type {type(default).__name__} is needed")

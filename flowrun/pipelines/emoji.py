@@ -110,6 +110,7 @@ class EmojiPipeline(Pipeline):
         text = Component(
             name="text_encoder",
             load=lambda: minilm.MiniLM(self.minilm_folder),
+            outline=lambda: minilm.outline(self.minilm_folder),
             configure=lambda: minilm.configuration(self.minilm_folder),
             identity=lambda hash_file: minilm.identity(self.minilm_folder, hash_file),
             describe="all-MiniLM-L6-v2",

@@ -15,7 +15,7 @@ from flowrun.cache.writer import Writer
 from flowrun.config import DataError, Stopped
 from flowrun.disk import check_room
 from flowrun.dist import Dist
-from flowrun.feed import row_inputs
+from flowrun.feed import row_inputs, unit_inputs
 from flowrun.graph import Draws, Executor, State
 from flowrun.graph.draws import FROZEN
 from flowrun.graph.state import tensors
@@ -99,9 +99,9 @@ class _Filler:
 
     def make(self, job: Job) -> None:
         units, row = job.shelf.split.units, job.row
-        wanted = frozenset(name for i in job.units for scope, name in units[i].reads if scope == "shared")
+        wanted = unit_inputs([units[i] for i in job.units], job.shelf.source)
         try:
-            inputs = row_inputs(job.shelf.source, row, job.change, wanted & set(job.shelf.source.names))
+            inputs = row_inputs(job.shelf.source, row, job.change, wanted)
         except DataError as error:
             self.faults[row.id] = error.faults
             return

@@ -62,7 +62,7 @@ class Training:
         with Stop() as stop, Progress("train", trainer.steps, "step", start) as bar:
             for step in range(start, trainer.steps):
                 recent.append(self._step(step, bar)["loss"])
-                done, stopping = step + 1, trainer.dist.any(stop.asked)
+                done, stopping = step + 1, stop.asked if trainer.dist.world == 1 else trainer.dist.any(stop.asked)
                 if stopping or done % trainer.run.train.checkpoint_every == 0 or done == trainer.steps:
                     self._checkpoint(done)
                 if stopping and done < trainer.steps:
@@ -74,7 +74,8 @@ class Training:
         return {
             "stage": "train",
             "steps": trainer.steps,
-            "loss": sum(recent) / len(recent) if recent else None,
+            "loss": recent[-1] if recent else None,
+            "loss_mean": sum(recent) / len(recent) if recent else None,
             "seconds": seconds,
             "s_per_step": seconds / max(1, trainer.steps - start),
             "memory_gb": peak_memory_gb(),
@@ -84,14 +85,11 @@ class Training:
     def _step(self, step: int, bar: Progress) -> dict[str, float]:
         trainer, clock = self.trainer, time.perf_counter()
         metrics = trainer.step(step)
-        metrics |= {
-            "epoch": trainer.batches.epoch_of(step + 1),
-            "s_per_step": time.perf_counter() - clock,
-            "memory_gb": peak_memory_gb(),
-        }
-        if self.trackers and ((step + 1) % trainer.run.train.log_every == 0 or step + 1 == trainer.steps):
-            self.trackers.log(step + 1, metrics)
-        bar.advance(lambda: f"loss {metrics['loss']:.4f}, lr {metrics['lr']:.2e}, {metrics['memory_gb']:.2f} GB")
+        seconds, done = time.perf_counter() - clock, step + 1
+        if self.trackers and (done % trainer.run.train.log_every == 0 or done == trainer.steps):
+            more = {"epoch": trainer.batches.epoch_of(done), "s_per_step": seconds, "memory_gb": peak_memory_gb()}
+            self.trackers.log(done, metrics | more)
+        bar.advance(lambda: f"loss {metrics['loss']:.4f}, lr {metrics['lr']:.2e}, {peak_memory_gb():.2f} GB")
         return metrics
 
     def _picture(self, step: int) -> None:
@@ -101,6 +99,7 @@ class Training:
     def _checkpoint(self, step: int) -> None:
         if self.trackers:
             self.checkpoints.save(step, *self.trainer.state())
+            self.trainer.saved = step
         self.trainer.dist.wait()
 
     def _save(self) -> list[str]:

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from flowrun.disk import saving
 from flowrun.files import write_atomic
@@ -18,6 +19,7 @@ class Csv(Tracker):
     def __init__(self, config: Tracker.Config, run: Tracked) -> None:
         self.path = run.directory / "metrics.csv"
         self._names: list[str] = ["step"]
+        self._file: IO[str] | None = None  # open to append, once the line of names is written
         if self.path.exists():
             self._names, rows = self._read()
             # What was logged after the checkpoint that the run goes on from comes again.
@@ -34,8 +36,16 @@ class Csv(Tracker):
             self._names += new
             self._write([*rows, row])
             return
-        with saving(self.path.parent, "metrics"), open(self.path, "a", encoding="utf-8", newline="") as file:
-            file.write(_lines(self._names, [row]))
+        with saving(self.path.parent, "metrics"):
+            if self._file is None:
+                self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115 - closed by `close`
+            self._file.write(_lines(self._names, [row]))
+            self._file.flush()
+
+    def close(self, failed: bool) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _read(self) -> tuple[list[str], list[dict[str, str]]]:
         """Columns and lines. A last line cut by a kill is left out: half a number is another number."""
@@ -45,6 +55,7 @@ class Csv(Tracker):
         return list(reader.fieldnames or ["step"]), list(reader)
 
     def _write(self, rows: Sequence[Mapping[str, str]]) -> None:
+        self.close(failed=False)  # the file will be another one
         text = _lines(self._names, [dict(zip(self._names, self._names, strict=True)), *rows])
         with saving(self.path.parent, "metrics"):
             write_atomic(Path(self.path), text.encode())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from figure import Figure, best, interleaved, seconds
+from figure import Figure, best, interleaved
 
 from flowrun.cache.index import Index
 from flowrun.cache.keyplan import KeyPlan

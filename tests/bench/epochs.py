@@ -28,7 +28,8 @@ class Command:
 
 def measure() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
-        pairs = [(_command(Path(folder) / f"split{n}", "task=sft_split"), _command(Path(folder) / f"whole{n}", "task=sft")) for n in range(ROUNDS)]
+        places = [(Path(folder) / f"split{n}", Path(folder) / f"whole{n}") for n in range(ROUNDS)]
+        pairs = [(_command(split, "task=sft_split"), _command(whole, "task=sft")) for split, whole in places]
     return [
         _ratio("one stage / two stages, 5 epochs, both stages' time", [(a.stages, b.stages) for a, b in pairs]),
         _ratio("one stage / two stages, 5 epochs, whole commands", [(a.wall, b.wall) for a, b in pairs]),

@@ -7,6 +7,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from flowrun.config import Optimizer
 from flowrun.dist import make_dist
+from flowrun.optim import make_schedule
 from flowrun.run import assemble
 from flowrun.stages.build import build_training
 from flowrun.stages.cache import fill
@@ -34,27 +36,27 @@ def training(folder: Path, *overrides: str) -> Training:
     return build_training(assembly, dist, Path(tempfile.mkdtemp(dir=folder)), None)
 
 
+Velocity = Callable[[nn.Module, dict[str, Tensor], Tensor, Tensor], Tensor]  # network, batch, x, sigma
+
+
 class BareLoop:
     """Forward, backward, clip, optimizer, schedule and average by hand, on a copy of the network. No framework.
 
     The inputs are the first `batches` batches of the training, made beforehand: they stay in memory."""
 
-    def __init__(self, training: Training, batches: int) -> None:
+    def __init__(self, training: Training, velocity: Velocity, batches: int = 8) -> None:
         trainer = training.trainer
         self.network: nn.Module = copy.deepcopy(trainer.pipeline.models["transformer"]).train()
+        self.velocity = velocity
         self.inputs = [trainer.feed.batch(trainer.batches.window(step)[0]) for step in range(batches)]
         self._arm(trainer.run.optimizer)
-        height, width = self.inputs[0]["target_latents"].shape[-2:]
-        rows, columns = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
-        self.picture_ids = torch.stack((torch.zeros_like(rows), rows, columns), dim=1).float()
-        self.text_ids = torch.zeros(self.inputs[0]["prompt_embeds"].shape[1], 3)
 
     def _arm(self, c: Optimizer) -> None:
         self.clip, self.parameters = c.clip, [p for p in self.network.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=c.lr, betas=tuple(c.betas), weight_decay=c.weight_decay, **c.args
         )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: min(1.0, step / 50))
+        self.schedule = make_schedule(c, self.optimizer, MANY)
         self.average = EMAModel(self.parameters, decay=c.ema, foreach=True)
 
     def step(self, i: int) -> None:
@@ -62,7 +64,7 @@ class BareLoop:
         clean = batch["target_latents"]
         sigma, noise = torch.sigmoid(torch.randn(len(clean))), torch.randn_like(clean)
         s = sigma[:, None, None, None]
-        velocity = self._velocity(batch, (1 - s) * clean + s * noise, sigma)
+        velocity = self.velocity(self.network, batch, (1 - s) * clean + s * noise, sigma)
         loss = (velocity - (noise - clean)).square().mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
@@ -71,17 +73,26 @@ class BareLoop:
         self.average.step(self.parameters)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _velocity(self, batch: dict[str, Tensor], x: Tensor, sigma: Tensor) -> Tensor:
-        out = self.network(
-            hidden_states=x.flatten(2).transpose(1, 2).contiguous(),
-            encoder_hidden_states=batch["prompt_embeds"],
-            pooled_projections=batch["pooled_prompt_embeds"],
-            timestep=sigma,
-            img_ids=self.picture_ids,
-            txt_ids=self.text_ids,
-            return_dict=False,
-        )[0]
-        return out.transpose(1, 2).reshape(x.shape)
+
+def flux(network: nn.Module, batch: dict[str, Tensor], x: Tensor, sigma: Tensor) -> Tensor:
+    """The emoji pipeline's network by its own arguments."""
+    picture_ids, text_ids = _ids(*x.shape[2:], batch["prompt_embeds"].shape[1])
+    out = network(
+        hidden_states=x.flatten(2).transpose(1, 2).contiguous(),
+        encoder_hidden_states=batch["prompt_embeds"],
+        pooled_projections=batch["pooled_prompt_embeds"],
+        timestep=sigma,
+        img_ids=picture_ids,
+        txt_ids=text_ids,
+        return_dict=False,
+    )[0]
+    return out.transpose(1, 2).reshape(x.shape)
+
+
+@cache
+def _ids(height: int, width: int, tokens: int) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
+    return torch.stack((torch.zeros_like(rows), rows, columns), dim=1).float(), torch.zeros(tokens, 3)
 
 
 class Enough(Exception):

@@ -1,9 +1,8 @@
-"""What a train process holds: its peak memory with and without a cache, and which networks of transformers it makes."""
+"""What a train process holds: its peak memory with and without a cache, and which models of transformers it makes."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -13,26 +12,27 @@ from pathlib import Path
 from figure import Figure
 
 JOB = ("model=emoji", "tracker=[csv]", "sample.prompts=[]", "train.steps=5", "train.checkpoint_every=1000")
-# Runs one command and ends with a line that lists the classes of transformers that were instantiated.
+# Runs one command and ends with a line: peak memory in GB, and the classes of transformers' models that were made.
 CHILD = """
 import json, sys, torch
 from flowrun import cli
+from flowrun.progress import peak_memory_gb
 made, init = set(), torch.nn.Module.__init__
 def recorded(self, *arguments, **named):
     made.add(f"{type(self).__module__}.{type(self).__name__}")
     init(self, *arguments, **named)
 torch.nn.Module.__init__ = recorded
 code = cli.main(sys.argv[1:])
-print(json.dumps(sorted(name for name in made if name.startswith("transformers."))))
+print(json.dumps([peak_memory_gb(), sorted(name for name in made if name.startswith("transformers.models."))]))
 raise SystemExit(code)
 """
 
 
 @dataclass(frozen=True)
 class Process:
-    """peak: resident bytes at most. networks: classes of transformers that were made."""
+    """peak: resident GB at most. networks: classes of transformers' models that were made."""
 
-    peak: int
+    peak: float
     networks: list[str]
 
 
@@ -42,19 +42,18 @@ def measure() -> list[Figure]:
         split = _command(Path(folder), "task=sft_split", "stage=train")
         whole = _command(Path(folder), "task=sft")
     assert caching.networks and whole.networks, "what is looked for must be seen where it is"
-    value = f"{split.peak / 1e6:.0f} MB, without a cache {whole.peak / 1e6:.0f} MB"
-    made = ", ".join(split.networks) or "none"
+    value = f"{split.peak * 1e3:.0f} MB, without a cache {whole.peak * 1e3:.0f} MB"
+    made = f"{len(split.networks)} (without a cache {len(whole.networks)})"
+    cause = ", ".join(split.networks)
     return [
-        Figure("peak memory of stage 2, emoji job", value, "less", split.peak < whole.peak, "ru_maxrss of the two processes"),
-        Figure("networks of transformers in stage 2", f"{made} (without a cache {len(whole.networks)} classes)", "none", not split.networks, made),
+        Figure("peak memory of stage 2, emoji job", value, "less", split.peak < whole.peak, "what it holds beside"),
+        Figure("modules of transformers' models in stage 2", made, "none", not split.networks, cause),
     ]
 
 
 def _command(folder: Path, *overrides: str) -> Process:
-    child = subprocess.Popen([sys.executable, "-c", CHILD, *JOB, *overrides], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    output, errors = child.stdout.read(), child.stderr.read()
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise RuntimeError(errors)
-    return Process(usage.ru_maxrss * 1024, json.loads(output.splitlines()[-1]))
+    child = [sys.executable, "-c", CHILD, *JOB, *overrides]
+    done = subprocess.run(child, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return Process(*json.loads(done.stdout.splitlines()[-1]))

@@ -16,7 +16,9 @@ def measure() -> list[Figure]:
         "a chain": [_unit(i, [f"p{i - 1}"], [f"p{i}"]) for i in range(COUNT)],
         "one name updated by all": [_unit(i, ["x"], ["x"]) for i in range(COUNT)],
         "one name perhaps written by all": [_unit(i, ["x"], ["x"], may_write=True) for i in range(COUNT)],
-        "a tree with shared names": [_unit(i, [f"p{i - 1}", f"p{i // 2}"], [f"p{i}", f"q{i % 7}"], may_write=i % 5 == 0) for i in range(COUNT)],
+        "a tree with shared names": [
+            _unit(i, [f"p{i - 1}", f"p{i // 2}"], [f"p{i}", f"q{i % 7}"], may_write=i % 5 == 0) for i in range(COUNT)
+        ],
     }
     split("none", graphs["a chain"][:1], {"m"})  # imports
     return [_slowest(name, graphs) for name in ("none", "ordered", "replay", "closure")]

@@ -40,7 +40,8 @@ def measure() -> list[Figure]:
 def _compare(flags: list[str], folder: str) -> Figure:
     ours, minimal = interleaved(lambda: _command(["-m", "flowrun", *flags], folder), lambda: _command(["app.py", *flags], folder), ROUNDS)
     value = f"{ours / minimal:.2f}x ({ours:.2f} s, minimal Hydra app {minimal:.2f} s)"
-    return Figure(f"start-up, {' '.join(flags)}", value, f"<= {MOST}x", ours / minimal <= MOST, "see python -X importtime -m flowrun --help")
+    cause = "see python -X importtime -m flowrun --help"
+    return Figure(f"start-up, {' '.join(flags)}", value, f"<= {MOST}x", ours / minimal <= MOST, cause)
 
 
 def _command(words: list[str], folder: str) -> float:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from cache_samples import fill, in_child, key_of, same, shard_files, value_of
 
-from flowrun.cache import Cache, atomic
+from flowrun import files
+from flowrun.cache import Cache
 from flowrun.cache.store import Store
 from flowrun.config import Failure
 
@@ -33,7 +34,7 @@ def die_at(step: int) -> Callable[[Any], Any]:
 
         return run
 
-    atomic.fsync, atomic.replace, Path.unlink = mortal(atomic.fsync), mortal(atomic.replace), mortal(Path.unlink)
+    files.fsync, files.replace, Path.unlink = mortal(files.fsync), mortal(files.replace), mortal(Path.unlink)
     return mortal
 
 
@@ -137,7 +138,7 @@ class FullDisk:
 @pytest.fixture(params=[0, 200, 1500])
 def full_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     def fill_up() -> None:
-        monkeypatch.setattr(atomic, "open", lambda *a, **k: FullDisk(open(*a, **k), request.param), raising=False)  # noqa: SIM115
+        monkeypatch.setattr(files, "open", lambda *a, **k: FullDisk(open(*a, **k), request.param), raising=False)  # noqa: SIM115
 
     yield fill_up
 
@@ -149,7 +150,7 @@ def test_a_full_disk_is_a_clear_failure_and_costs_nothing_that_was_written(
     before = {path: path.read_bytes() for path in shard_files(root)}
     full_disk()
     with pytest.raises(
-        Failure, match="no space is left on the disk while writing .*shards.*; what was written before is kept"
+        Failure, match="the disk was full while saving .*safetensors to .*shards; .*what was saved before is untouched"
     ):
         fill(root, range(3, 9), per_shard=6)
     assert {path: path.read_bytes() for path in (root / "shards").iterdir()} == before  # no partial file
@@ -160,8 +161,8 @@ def test_after_a_full_disk_the_same_writer_can_go_on(root: Path, monkeypatch: py
     with Store(root).writer(1e3, 1e3) as writer:
         writer.put(key_of(0), value_of(0), "row")
         with monkeypatch.context() as full:
-            full.setattr(atomic, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
-            with pytest.raises(Failure, match="no space"):
+            full.setattr(files, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+            with pytest.raises(Failure, match="the disk was full"):
                 writer.flush()
         assert shard_files(root) == []
         writer.put(key_of(1), value_of(1), "row")
@@ -171,8 +172,8 @@ def test_after_a_full_disk_the_same_writer_can_go_on(root: Path, monkeypatch: py
 def test_other_errors_pass_and_leave_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "file"
     target.write_text("old")
-    monkeypatch.setattr(atomic, "replace", lambda a, b: (_ for _ in ()).throw(OSError(errno.EIO, "input/output error")))
-    with pytest.raises(OSError, match="input/output"), atomic.appearing(target) as file:
+    monkeypatch.setattr(files, "replace", lambda a, b: (_ for _ in ()).throw(OSError(errno.EIO, "input/output error")))
+    with pytest.raises(OSError, match="input/output"), files.appearing(target) as file:
         file.write(b"new")
     assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
 
@@ -180,9 +181,9 @@ def test_other_errors_pass_and_leave_no_partial_file(tmp_path: Path, monkeypatch
 def test_file_and_folder_reach_the_disk_in_that_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = []
     monkeypatch.setattr(
-        atomic, "fsync", lambda handle: done.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")
+        files, "fsync", lambda handle: done.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file")
     )
-    monkeypatch.setattr(atomic, "replace", lambda a, b: done.append("rename") or os.replace(a, b))
-    with atomic.appearing(tmp_path / "file") as file:
+    monkeypatch.setattr(files, "replace", lambda a, b: done.append("rename") or os.replace(a, b))
+    with files.appearing(tmp_path / "file") as file:
         file.write(b"x")
     assert done == ["file", "rename", "folder"]

@@ -139,10 +139,10 @@ def test_a_cache_that_cannot_be_written_is_still_read_and_checked(root: Path, mo
     (path,) = shard_files(root)
     flip(path, value_at(path, 1))
 
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, data: bytes) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(quarantine, "appearing", refuse)
+    monkeypatch.setattr(quarantine, "write_atomic", refuse)
     store = Store(root)
     with pytest.raises(DamagedValue):
         store.get(key_of(1))

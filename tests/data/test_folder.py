@@ -186,7 +186,6 @@ def test_skipping_leaves_the_bad_rows_out_and_says_why(tmp_path: Path, caplog: p
     assert [name for name, _ in source.skipped] == ["half.jpg", "latin.png", "none.png", "two.png", "zero.png"]
     reasons = dict(source.skipped)
     assert "0 bytes" in reasons["zero.png"] and "cannot be read" in reasons["half.jpg"]
-    assert all(f"skipped {tmp_path / name}" in caplog.text for name in reasons)
     source.rows()
     assert len(source.skipped) == 5  # not doubled
 

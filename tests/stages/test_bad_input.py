@@ -71,7 +71,8 @@ def test_a_lora_target_that_matches_nothing_lists_near_names(runs: Runs, capsys:
     runs("adapter=lora", "adapter.targets=[to_qq]", code=2)
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("flowrun: adapter.targets")
-    assert "to_qq" in line and "to_q" in line.replace("to_qq", "")
+    assert "to_qq" in line and "did you mean to_q" in line
+    assert list(runs.folder.iterdir()) == [], "it was found after something had been written"
 
 
 def test_missing_demo_packages_are_named_with_the_command_that_installs_them(
@@ -87,6 +88,17 @@ def test_training_without_a_cache_names_what_is_missing_and_the_command(
 ) -> None:
     line = error_of(runs, capsys, "stage=train")
     assert "stage=cache" in line and "text.prompt_embeds" in line
+
+
+def test_training_on_a_damaged_cache_names_the_file_and_the_damage(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs("stage=cache")
+    (shard,) = (runs.folder / "outputs" / "cache" / "shards").iterdir()
+    shard.write_bytes(shard.read_bytes()[:-100])
+    line = error_of(runs, capsys, "stage=train")
+    assert f"found damaged: {shard.name}: " in line and "stage=cache" in line
+    runs("train.steps=2")
 
 
 def test_training_on_a_cache_of_other_data_names_both_values(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +124,7 @@ def test_a_nan_loss_stops_with_step_and_rows_and_keeps_the_last_good_checkpoint(
     line = error_of(runs, capsys, "train.steps=12", "train.checkpoint_every=4", code=1)
     assembly = assemble([*SMALL, "train.steps=12"])
     bad, good = (assembly.rows[visit.row].id for visit in assembly.batches.window(5)[0])
-    assert "step 6" in line and bad in line and good not in line
+    assert "step 6" in line and bad in line and good not in line and "the checkpoint of step 4 is kept" in line
     run = runs.newest("train")
     assert result(run)["status"] == "failed"
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000004"]
@@ -141,7 +153,10 @@ def test_a_full_disk_while_saving_is_named_and_leaves_the_checkpoint_before(
     assert len(losses(runs("train.steps=12", "train.checkpoint_every=4"))) == 12
 
 
-def test_a_dry_run_and_a_refused_run_leave_nothing(runs: Runs) -> None:
+def test_a_dry_run_gives_out_the_plan_and_leaves_nothing_and_so_does_a_refused_run(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs("dry_run=true")
+    assert capsys.readouterr().out.startswith("flowrun sft_split on emoji_tiny: cache then train\n")
     runs("task.splitter=reply", code=2)
     assert list(runs.folder.iterdir()) == []

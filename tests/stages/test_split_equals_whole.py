@@ -7,8 +7,11 @@ import struct
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
 
 import flowrun.library
+from flowrun.pipelines._minilm import configuration, folder
 from tests.conftest import Runs, losses
 
 STEPS = 20
@@ -46,6 +49,32 @@ def test_a_frozen_draw_instead_of_one_per_epoch_is_noticed(runs: Runs) -> None:
     fresh = losses(runs("task=sft_split", *COMMON))
     frozen = losses(runs("task=sft_split", *COMMON, "model.pipeline=tests.plugins:FrozenJitter"))
     assert frozen[:1] != fresh[:1]
+
+
+@pytest.mark.parametrize(("pipeline", "stage"), [("Undeclared", "cache"), ("UndeclaredLive", "train")])
+def test_a_unit_without_declared_effects_sees_all_data_in_either_stage(runs: Runs, pipeline: str, stage: str) -> None:
+    settings = (f"model.pipeline=tests.plugins:{pipeline}", "train.steps=5")
+    split = runs("task=sft_split", *settings)
+    (line,) = [line for line in (split / "plan.txt").read_text().splitlines() if line.lstrip().startswith("undeclared ")]
+    assert stage in line.split()
+    plain = losses(runs("task=sft_split", "train.steps=5"))
+    assert losses(split) == losses(runs("task=sft", *settings)) != plain
+
+
+def test_a_trained_text_encoder_is_live_and_its_dropout_is_the_same_in_both(runs: Runs) -> None:
+    settings = ("task.trainable_models=[transformer,text_encoder]", "train.steps=5")
+    split = runs("task=sft_split", *settings)
+    (line,) = [line for line in (split / "plan.txt").read_text().splitlines() if line.lstrip().startswith("text ")]
+    assert "train" in line.split()
+    whole = losses(runs("task=sft", *settings))
+    assert losses(split) == whole != losses(runs("task=sft_split", "train.steps=5"))
+    rates = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    assert all(configuration(folder())[name] > 0 for name in rates), "without dropout this shows nothing"
+    saved, original = (AutoModel.from_pretrained(place) for place in (split / "model" / "text_encoder", folder()))
+    pairs = zip(saved.parameters(), original.parameters(), strict=True)
+    assert any(not torch.equal(new, old) for new, old in pairs)
+    tokens = [AutoTokenizer.from_pretrained(place)("pear")["input_ids"] for place in (split / "model" / "text_encoder", folder())]
+    assert tokens[0] == tokens[1]
 
 
 def test_the_train_stage_loads_no_encoder(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
