@@ -79,10 +79,18 @@ def _cache(assembly: Assembly) -> list[str]:
         return ["not used: every unit is live"]
     keys, missing = library.all_keys(), library.missing()
     jobs = library.work()
-    return [
+    lines = [
         f"{library.root}",
         f"{amount(len(keys) - len(missing), 'value')} there, {len(missing):,} to make, from {amount(len(jobs), 'row')}",
     ]
+    if missing:
+        forecast = library.forecast(missing)
+        lines.append(
+            "how much that is shows after the first rows"
+            if forecast is None
+            else f"about {forecast / 1e6:.1f} MB, by those that are there"
+        )
+    return lines
 
 
 def _to_do(assembly: Assembly) -> bool:

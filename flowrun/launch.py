@@ -12,14 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
 
 from flowrun.config import ConfigError
+from flowrun.stop import Signals
 
 POLL_S = 0.05
 GRACE_S = 15.0  # how long the other ranks may go on after one has failed; a rank that waits for it would wait for ever
@@ -37,29 +36,6 @@ class Command:
         """In a session of its own: a Ctrl-C in the terminal reaches only this process, which passes it on."""
         command = [sys.executable, "-m", "flowrun", *self.arguments]
         return subprocess.Popen(command, env={**os.environ, **self.environment}, start_new_session=True)
-
-
-class Signals:
-    """`with Signals() as signals:` - SIGINT and SIGTERM are kept in `signals.came`, in order, instead of acting here.
-
-    Outside the main thread signals cannot be handled; `came` then stays empty."""
-
-    def __init__(self) -> None:
-        self.came: list[int] = []
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.came.append(number)
 
 
 def run_children(commands: Sequence[Command]) -> tuple[list[int], bool]:

@@ -201,6 +201,23 @@ class Library:
             )
         )
 
+    def forecast(self, missing: set[bytes]) -> int | None:
+        """Bytes that the missing values will take, by the mean size of those of the same outputs that are there; None
+        when an output has none yet."""
+        total = 0.0
+        for shelf in (self.rows, self.prompts):
+            kinds: dict[Output, set[bytes]] = {output: set() for output in shelf.outputs}
+            for place in shelf.places():
+                for output, key in shelf.keys(place).items():
+                    kinds[output].add(key)
+            for keys in kinds.values():
+                known = [size for size in self.store.sizes(sorted(keys - missing)) if size is not None]
+                absent = len(keys & missing)
+                if absent and not known:
+                    return None
+                total += absent * sum(known) / max(1, len(known))
+        return int(total)
+
     def work(self) -> list[Job]:
         """What the cache stage has to do."""
         missing = self.missing()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from flowrun.config import Stage
 from flowrun.graph import Param, Unit
+from flowrun.graph.unit import param_name
 from flowrun.splitters import Split
 
 
@@ -59,7 +60,7 @@ def amount(count: int, noun: str) -> str:
 
 
 def _names(params: frozenset[Param]) -> str:
-    return ", ".join(name if scope == "shared" else f"{scope}.{name}" for scope, name in sorted(params)) or "-"
+    return ", ".join(map(param_name, sorted(params))) or "-"
 
 
 def _kept(split: Split, i: int, unit: Unit) -> str:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks the work to stop at the next safe place, the second ends it at once."""
+"""Ctrl-C and SIGTERM: kept for the work to look at when it is ready to. No torch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from types import FrameType, TracebackType
 log = logging.getLogger(__name__)
 
 
-class Stop:
-    """`with Stop() as stop:` - `stop.asked` turns true at the first signal; the handlers before are put back at the end.
+class Signals:
+    """`with Signals() as signals:` - SIGINT and SIGTERM are kept in `signals.came`, in order, instead of acting here.
 
-    Outside the main thread (notebook servers) signals cannot be handled; `asked` then stays false."""
+    The handlers before are put back at the end. Outside the main thread (notebook servers) signals cannot be handled;
+    `came` then stays empty."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.came: list[int] = []
         self._before: dict[int, object] = {}
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
@@ -30,7 +31,18 @@ class Stop:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        self.came.append(number)
+
+
+class Stop(Signals):
+    """The first signal asks the work to stop at the next safe place, `stop.asked`; the second ends it at once."""
+
+    @property
+    def asked(self) -> bool:
+        return bool(self.came)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.came:
             raise KeyboardInterrupt
-        self.asked = True
+        super()._handle(number, frame)
         log.warning("%s: finishing this step and saving; once more ends at once", signal.Signals(number).name)

@@ -45,9 +45,20 @@ def test_models_are_listed_with_the_stages_that_load_them(runs: Runs) -> None:
 def test_what_is_to_be_made_is_what_is_made(runs: Runs) -> None:
     before = section(str(assemble(SMALL).plan), "cache")
     assert before[1] == "0 values there, 14 to make, from 5 rows"  # 4 rows of 3 values, one empty caption of 2 for all
+    assert before[2] == "how much that is shows after the first rows"
     runs("stage=cache")
     assert result(runs.newest("cache"))["rows"] == 5
     assert section(str(assemble(SMALL).plan), "cache")[1] == "14 values there, 0 to make, from 0 rows"
+
+
+def test_how_much_is_to_be_made_is_forecast_from_what_is_there(runs: Runs) -> None:
+    runs("stage=cache")
+    more = "data.captions=[red apple,green apple,pear,lemon,tangerine,strawberry]"
+    library = assemble([*SMALL, more]).library
+    forecast = library.forecast(library.missing())
+    assert f"about {forecast / 1e6:.1f} MB" in str(assemble([*SMALL, more]).plan)
+    runs(more, "stage=cache")
+    assert forecast == pytest.approx(result(runs.newest("cache"))["bytes"], rel=0.01)
 
 
 def test_rows_sizes_steps_and_places_are_told(runs: Runs) -> None:

@@ -18,6 +18,12 @@ Param = tuple[str, str]  # (scope, name)
 EVERYTHING: Param = ("*", "*")  # whatever a barrier reads or writes
 
 
+def param_name(param: Param) -> str:
+    """For messages: the name, with its scope in front unless that is the shared one."""
+    scope, name = param
+    return name if scope == "shared" else f"{scope}.{name}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Unit:
     """Declared effects of `process(ctx, **inputs) -> Mapping of outputs`.

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from flowrun.graph import EVERYTHING, Param, Unit
 from flowrun.graph.graph import trained_models
+from flowrun.graph.unit import param_name
 
 
 def reasons(
@@ -41,9 +42,9 @@ def _live(units: Sequence[Unit], live: Collection[int], trained: Collection[str]
         elif general:
             found[i] = general
         elif source:
-            found[i] = f"reads {_name(source)} of {units[writer[source]].name}"
+            found[i] = f"reads {param_name(source)} of {units[writer[source]].name}"
         elif update:
-            found[i] = f"writes {_name(update)} after {toucher[update]}"
+            found[i] = f"writes {param_name(update)} after {toucher[update]}"
         elif barrier is not None:
             found[i] = f"comes after {units[barrier].name}, which may write anything"
         elif unit.is_barrier:
@@ -97,8 +98,3 @@ class _NextReader:
         self._of.update(dict.fromkeys(unit.reads, unit.name))
         if unit.is_barrier:
             self._any = unit.name
-
-
-def _name(param: Param) -> str:
-    scope, name = param
-    return name if scope == "shared" else f"{scope}.{name}"

@@ -44,13 +44,16 @@ def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
         for i in job.units
         for model in job.shelf.split.units[i].onload_model_names
     }
+    missing = library.missing()
+    if (forecast := library.forecast(missing)) is not None:
+        check_room(library.root, int(forecast * SPARE), "what the cache lacks")
     assembly.pipeline.load(sorted(models), dist.device, assembly.dtype)
     with (
         library.store.writer(run.cache.flush_mb, run.cache.flush_s) as writer,
         Stop() as stop,
         Progress("cache", len(own), "row") as bar,
     ):
-        filler = _Filler(assembly, library.missing(), writer)
+        filler = _Filler(assembly, missing, writer)
         for job in own:
             filler.make(job)
             bar.advance(lambda: f"{filler.bytes / 1e6:.1f} MB")

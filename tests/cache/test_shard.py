@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
-from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -17,26 +15,10 @@ from safetensors import safe_open
 from flowrun.cache.shard import Leaf, Shard, checksum
 from flowrun.cache.store import Store
 from flowrun.cache.tensorfile import Damaged
+from tests.test_readme import block
 
 
-def read_shard(path: Path) -> Iterator[tuple[str, str, str, list[torch.Tensor]]]:
-    """Key, row id, JSON text and tensors of every value, with the safetensors package alone."""
-    with safe_open(path, "pt") as file:
-        tables = [name for name in file.keys() if not name.startswith("values/")]  # noqa: SIM118
-        table = {name: file.get_tensor(name).tolist() for name in tables}
-        text = {name: bytes(table[f"{name}.bytes"]) for name in ("rows", "texts")}
-        cut = {name: [text[name][a:b].decode() for a, b in pairwise([0, *table[f"{name}.ends"]])] for name in text}
-        columns, leaves = json.loads(file.metadata()["columns"]), zip(table["leaf.column"], table["leaf.length"])
-        end = dict.fromkeys(range(len(columns)), 0)
-        for key, row, number, count in zip(table["keys"], table["row"], table["text"], table["leaves"]):
-            tensors = []
-            for column, length in islice(leaves, count):
-                end[column] += length
-                tensors.append(file.get_slice(columns[column])[end[column] - length : end[column]])
-            yield bytes(key).hex(), cut["rows"][row], cut["texts"][number], tensors
-
-
-def test_a_shard_can_be_read_with_the_safetensors_package_alone(root: Path) -> None:
+def test_the_readme_s_recipe_reads_a_shard_with_the_safetensors_package_alone(root: Path) -> None:
     values = {
         0: value_of(0),
         1: "a red cat",
@@ -47,7 +29,9 @@ def test_a_shard_can_be_read_with_the_safetensors_package_alone(root: Path) -> N
     with Store(root).writer(64, 30) as writer:
         for number, value in values.items():
             writer.put(key_of(number), value, f"row {number // 2}", "shared.x")
-    found = {key: (row, text, tensors) for key, row, text, tensors in read_shard(shard_files(root)[0])}
+    recipe: dict = {}
+    exec(block("python", "def read_shard"), recipe)
+    found = {key: (row, text, tensors) for key, row, text, tensors in recipe["read_shard"](shard_files(root)[0])}
     assert list(found) == [key_of(number).hex() for number in values]
     assert [row for row, _, _ in found.values()] == ["row 0", "row 0", "row 1", "row 1", "row 2"]
     assert json.loads(found[key_of(1).hex()][1]) == "a red cat"
