@@ -63,7 +63,6 @@ def test_it_is_small_and_names_no_place_on_the_machine_that_ran_it(path: Path) -
 
 
 @each
-@pytest.mark.slow
 def test_it_runs_elsewhere_and_leaves_nothing(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there, temporary = tmp_path / "there", tmp_path / "temporary"
     there.mkdir()
