@@ -118,7 +118,7 @@ class Trainer:
         idle = [name for name, parameter in self.parameters.items() if parameter.grad is None]
         if idle and self.dist.is_main:
             more = f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else ""
-            log.warning("%d of %d trained parameters got no gradient in the first update and stay as they are: %s%s",
+            log.warning("%d of %d trained parameters got no gradient in the first update, which left them as they are: %s%s",
                         len(idle), len(self.parameters), ", ".join(idle[:SHOWN]), more)  # fmt: skip
 
     def _refuse_loss(self, step: int, loss: float, per_row: Tensor, visits: list[Visit]) -> None:

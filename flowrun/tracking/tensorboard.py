@@ -24,11 +24,11 @@ class TensorBoard(Tracker):
             raise Failure(f"the package {error.name} is missing", "pip install 'flowrun[tensorboard]'") from error
 
         folder = run.directory / "tensorboard"
-        again = run.start > 0 and folder.exists()
+        again = folder.exists()
         # What was logged after the checkpoint that the run goes on from comes again: readers drop it from this step on.
         self._writer = SummaryWriter(str(folder), purge_step=run.start + 1 if run.start else 0)
         self._step = run.start
-        if not again:
+        if not again:  # readers keep texts
             self._writer.add_text("plan", _verbatim(run.plan), run.start)
             self._writer.add_text("config", _verbatim(_yaml(run.config)), run.start)
             self._writer.flush()
