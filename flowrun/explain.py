@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flowrun import rundir
-from flowrun.adapters import Kind, Variant
+from flowrun.adapters.config import Kind, Variant
 from flowrun.config import Stage
 from flowrun.plan import Plan, amount, columns, unit_table
 from flowrun.remembered import Remembered

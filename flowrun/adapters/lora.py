@@ -24,7 +24,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from torch.nn import Module
 
-from flowrun.adapters import Config, Variant
+from flowrun.adapters.config import Config, Variant
 from flowrun.adapters.saved import Fitting, fitting
 from flowrun.adapters.targets import resolve
 from flowrun.config import ConfigError

@@ -13,7 +13,7 @@ from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY, LORA_WEIGHT_N
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from flowrun.adapters import Config, Variant
+from flowrun.adapters.config import Config, Variant
 from flowrun.config import ConfigError
 
 MAGNITUDE = ".lora_magnitude_vector"  # end of the names of DoRA's magnitudes

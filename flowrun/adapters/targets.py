@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch.nn import Module
 
-from flowrun.adapters import ALL_LINEAR, AUTO, PATTERN, Config
+from flowrun.adapters.config import ALL_LINEAR, AUTO, PATTERN, Config
 from flowrun.config import ConfigError
 from flowrun.spelling import suggest
 
