@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flowrun import rundir
+from flowrun.adapters.config import Kind, Variant
 from flowrun.config import Stage
 from flowrun.plan import Plan, amount, columns, unit_table
 from flowrun.remembered import Remembered
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from flowrun.run import Assembly
 
 SHOWN = 20  # skipped rows listed by name
+VARIANTS = {Variant.lora: "LoRA", Variant.rslora: "rsLoRA", Variant.dora: "DoRA"}
 
 
 def explain(assembly: Assembly) -> Plan:
@@ -100,8 +102,8 @@ def _to_do(assembly: Assembly) -> bool:
 
 def _train(assembly: Assembly) -> list[str]:
     run, batches = assembly.run, assembly.batches
-    kind = assembly.adapter.kind.value
-    how = f"LoRA rank {assembly.adapter.rank}" if kind == "lora" else "all weights"
+    adapter = assembly.adapter
+    how = f"{VARIANTS[adapter.variant]} rank {adapter.rank}" if adapter.kind is Kind.lora else "all weights"
     rows = f"{run.train.batch_size} rows x {run.train.accumulate} accumulated x {run.processes} processes"
     return [
         f"{', '.join(assembly.trained)}: {how}, {run.precision.value}",

@@ -25,7 +25,7 @@ LAYERS = (
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
 KINDS = ("pipelines", "splitters", "accelerators", "rewards", "data", "algorithms", "tracking")  # folders of plug-ins
 WITHOUT_TORCH = ("cli", "sweep", "launch", "overrides", "compose", "registry", "wording", "config", "__main__")
-HEAVY = {"torch", "accelerate", "diffusers", "transformers", "peft", "numpy", "PIL", "wandb", "safetensors"}
+HEAVY = {"torch", "accelerate", "diffusers", "transformers", "peft", "numpy", "PIL", "wandb", "tensorboard", "safetensors"}
 
 
 @dataclass(frozen=True)

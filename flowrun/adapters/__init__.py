@@ -9,61 +9,17 @@ import logging
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from torch.nn import DataParallel, Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 
+from flowrun.adapters.config import Config, Kind
 from flowrun.config import ConfigError
 from flowrun.disk import saving
 from flowrun.spelling import suggest
 
 log = logging.getLogger(__name__)
-
-
-class Kind(Enum):
-    none = "none"
-    lora = "lora"
-
-
-@dataclass(kw_only=True, slots=True)
-class Config:
-    kind: Kind                      # none: task.trainable_models are trained as they are | lora
-    lora_base_model: list[str]      # components that carry an adapter
-    targets: Any                    # auto: the pipeline's own list | names of linear layers, or ends of names
-    rank: int | None                # r: the adapter adds alpha / r B A to a weight, A [r, in], B [out, r]
-    alpha: float | None             # scale, as above
-    dropout: float | None           # share of the adapter's inputs that is zeroed in training
-    init_from: str | None           # an adapter file (or its directory) to start from; null: A random, B zero
-
-    def __post_init__(self) -> None:
-        if self.kind is Kind.none:
-            self._check_none()
-        else:
-            self._check_lora()
-
-    def _check_none(self) -> None:
-        for name in ("lora_base_model", "rank", "alpha", "dropout", "init_from"):
-            if getattr(self, name) not in (None, []):
-                raise ConfigError(f"adapter.{name}", f"is {getattr(self, name)}, which adapter.kind=none does not use",
-                                  "use adapter=lora")
-
-    def _check_lora(self) -> None:
-        if not self.lora_base_model:
-            raise ConfigError("adapter.lora_base_model", "is empty", "name the components that carry the adapter")
-        for name, least in (("rank", 1), ("alpha", 0), ("dropout", 0)):
-            value = getattr(self, name)
-            if value is None or value < least:
-                raise ConfigError(f"adapter.{name}", f"is {value}", f"must be a number of at least {least}")
-        if self.alpha == 0 or self.dropout >= 1:
-            raise ConfigError("adapter.alpha, adapter.dropout", f"are {self.alpha}, {self.dropout}: the adapter has "
-                              "no effect", "alpha must be positive and dropout below 1")
-        listed = isinstance(self.targets, Sequence) and not isinstance(self.targets, str)
-        if self.targets != "auto" and not (listed and self.targets and all(isinstance(t, str) for t in self.targets)):
-            raise ConfigError("adapter.targets", f"is {self.targets}", "use auto or a list of layers, e.g. [to_q,to_k]")
 
 
 def trained_names(trainable: Sequence[str], config: Config, components: Collection[str]) -> tuple[str, ...]:

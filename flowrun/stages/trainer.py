@@ -5,6 +5,7 @@ Every random number is a function of (seed, rank, step, micro-batch): nothing bu
 
 from __future__ import annotations
 
+import logging
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from flowrun.optim import Ema, make_optimizer, make_schedule
 from flowrun.pipelines import Pipeline
 from flowrun.plain import pack, unpack
 
+log = logging.getLogger(__name__)
+
+SHOWN = 20  # parameters without a gradient that are listed by name
 TRAINED, AVERAGE, OPTIMIZER, SCHEDULE = "trained", "average", "optimizer", "schedule"  # groups of a checkpoint
 
 
@@ -47,6 +51,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.run.optimizer, self.parameters)
         self.schedule = make_schedule(self.run.optimizer, self.optimizer, self.steps)
         self.saved = 0  # updates in the newest checkpoint, 0 while there is none
+        self._looked = False  # for parameters without a gradient
         self.ema = Ema(list(self.parameters.values()), self.run.optimizer.ema) if self.run.optimizer.ema else None
         # Outside of fp16 accelerate only divides the loss by 1; in fp32 it still makes a context each time. 0.25 ms a step.
         self._backward = self.dist.backward if self.dist.scales_gradients else Tensor.backward
@@ -97,6 +102,9 @@ class Trainer:
         norm = self.dist.clip(self.optimizer, self.parameters.values(), self.run.optimizer.clip)
         if not math.isfinite(norm) and not self.dist.scales_gradients:
             raise Failure(f"step {step + 1}: the gradient norm is {norm} although the loss is finite", self._remedy())
+        if not self._looked:
+            self._looked = True
+            self._tell_idle()
         if self.dist.step(self.optimizer):
             self.schedule.step()
             if self.ema is not None:
@@ -104,6 +112,14 @@ class Trainer:
         for parameter in self.parameters.values():  # all that the optimizer has; its zero_grad takes ten times as long
             parameter.grad = None
         return norm
+
+    def _tell_idle(self) -> None:
+        """Name what is trained and got no gradient, which the optimizer leaves as it is."""
+        idle = [name for name, parameter in self.parameters.items() if parameter.grad is None]
+        if idle and self.dist.is_main:
+            more = f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else ""
+            log.warning("%d of %d trained parameters got no gradient in the first update, which left them as they are: %s%s",
+                        len(idle), len(self.parameters), ", ".join(idle[:SHOWN]), more)  # fmt: skip
 
     def _refuse_loss(self, step: int, loss: float, per_row: Tensor, visits: list[Visit]) -> None:
         bad = [

@@ -32,7 +32,7 @@ MISTAKES = [
     ("stage=rollout", "stage: there is no 'rollout'; known: cache, train"),
     # options of groups
     ("task=sft_splt", "task: there is no option 'sft_splt'; did you mean sft_split? options: sft, sft_split"),
-    ("tracker=[csv,wandbb]", "tracker: there is no option 'wandbb'; did you mean wandb? options: csv, wandb"),
+    ("tracker=[csv,wandbb]", "tracker: there is no option 'wandbb'; did you mean wandb? options: csv, tensorboard, wandb"),
     ("experiment=smok", "experiment: there is no option 'smok'; did you mean smoke?"),
     ("acceleration/shared=[x]", "acceleration/shared: has no options here; put one into a folder of yours"),
     ("+task=sft", "task: is chosen twice; write task=OPTION once, without +"),

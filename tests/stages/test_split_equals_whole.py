@@ -37,6 +37,19 @@ def test_losses_are_equal_bit_for_bit(runs: Runs, monkeypatch: pytest.MonkeyPatc
     assert len(set(split)) == STEPS
 
 
+def test_losses_of_each_variant_of_the_adapter_are_equal_bit_for_bit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    split, whole = {}, {}
+    settings = ("adapter=lora", "adapter.alpha=8", "train.steps=5", "adapter.dropout=0.1", "adapter.targets=all-linear")
+    for variant in ("lora", "rslora", "dora"):
+        split[variant] = losses(runs("task=sft_split", *COMMON, *settings, f"adapter.variant={variant}"))
+    monkeypatch.setattr(flowrun.library, "Store", NoStore)
+    for variant in split:
+        whole[variant] = losses(runs("task=sft", *COMMON, *settings, f"adapter.variant={variant}"))
+    assert split == whole
+    assert all(len(set(found)) == 5 for found in split.values())
+    assert len({tuple(found) for found in split.values()}) == 3
+
+
 def test_a_flipped_bit_of_a_cached_value_is_noticed(runs: Runs) -> None:
     settings = (*COMMON, "task=sft_split", "cache.verify=never")
     before = losses(runs(*settings))

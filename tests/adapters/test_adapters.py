@@ -4,109 +4,13 @@ import json
 
 import pytest
 import torch
-from diffusers import FluxPipeline, FluxTransformer2DModel, PixArtTransformer2DModel
+from diffusers import FluxTransformer2DModel, PixArtTransformer2DModel
+from networks import FILE, bert, config, flux, lora_model, none, outlines, output, plain_pipeline, refusal, shake
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import BertConfig, BertModel
 
-from flowrun.adapters import Config, attach, check, save_trained, trained_names, trained_parameters, unwrapped
-from flowrun.config import ConfigError, Failure
-from flowrun.registry import checked
-
-LORA = {
-    "kind": "lora",
-    "lora_base_model": ["transformer"],
-    "targets": ["to_q", "to_v"],
-    "rank": 4,
-    "alpha": 8.0,
-    "dropout": 0.0,
-    "init_from": None,
-}
-NONE = {
-    "kind": "none",
-    "lora_base_model": [],
-    "targets": "auto",
-    "rank": None,
-    "alpha": None,
-    "dropout": None,
-    "init_from": None,
-}
-FILE = "pytorch_lora_weights.safetensors"
-
-
-def config(**changes):
-    return checked("adapter", Config, LORA | changes)
-
-
-def none(**changes):
-    return checked("adapter", Config, NONE | changes)
-
-
-def flux(seed=0):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return FluxTransformer2DModel(
-            patch_size=1,
-            in_channels=4,
-            num_layers=1,
-            num_single_layers=2,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=16,
-            pooled_projection_dim=8,
-            guidance_embeds=False,
-            axes_dims_rope=[4, 6, 6],
-        )
-
-
-def bert():
-    return BertModel(
-        BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=11)
-    )
-
-
-@torch.no_grad()
-def output(model):
-    g = torch.Generator().manual_seed(3)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=g)
-
-    return model(
-        hidden_states=draw(2, 4, 4),
-        encoder_hidden_states=draw(2, 3, 16),
-        pooled_projections=draw(2, 8),
-        timestep=torch.tensor([0.2, 0.7]),
-        img_ids=torch.zeros(4, 3),
-        txt_ids=torch.zeros(3, 3),
-        return_dict=False,
-    )[0]
-
-
-def shake(parameters, seed=1):
-    """Stands in for training: no adapter weight stays at its start."""
-    g = torch.Generator().manual_seed(seed)
-    for parameter in parameters.values():
-        parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=g))
-
-
-def lora_model(dtype=torch.float32, seed=0, **changes):
-    model = flux().to(dtype)
-    attach({"transformer": model}, [], config(**changes), {"transformer": ["to_q", "to_k"]}, seed)
-    return model
-
-
-def outlines():
-    with torch.device("meta"):
-        return {"transformer": flux()}
-
-
-def refusal(act):
-    with pytest.raises(ConfigError) as caught:
-        act()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
+from flowrun.adapters import attach, check, save_trained, trained_names, trained_parameters, unwrapped
+from flowrun.config import Failure
 
 # ---- what is trained
 
@@ -174,12 +78,12 @@ def test_a_part_that_does_not_exist_is_refused_with_near_names():
     ({"alpha": 0.0}, ["adapter.alpha", "no effect"]),
     ({"dropout": 1.0}, ["adapter.dropout", "no effect"]),
     ({"lora_base_model": []}, ["adapter.lora_base_model", "is empty"]),
-    ({"targets": "to_q"}, ["adapter.targets", "auto or a list"]),
-    ({"targets": []}, ["adapter.targets", "auto or a list"]),
-    ({"targets": [1]}, ["adapter.targets", "auto or a list"]),
     ({"kind": "dora"}, ["adapter.kind", "dora"]),
-    ({"kind": "none"}, ["adapter.lora_base_model", "adapter.kind=none does not use", "adapter=lora"]),
-    ({"kind": "none", "lora_base_model": []}, ["adapter.rank", "adapter.kind=none does not use"]),
+    ({"variant": "rslor"}, ["adapter.variant", "did you mean rslora"]),
+    ({"variant": None}, ["adapter.variant", "is null", "lora, rslora, dora"]),
+    ({"kind": "none"}, ["adapter.variant", "is lora", "adapter.kind=none does not use", "adapter=lora"]),
+    ({"kind": "none", "variant": None}, ["adapter.lora_base_model", "adapter.kind=none does not use"]),
+    ({"kind": "none", "variant": None, "lora_base_model": []}, ["adapter.rank", "adapter.kind=none does not use"]),
 ])  # fmt: skip
 def test_settings_that_cannot_be_or_have_no_effect_are_refused(changes, words):
     text = refusal(lambda: config(**changes))
@@ -231,11 +135,6 @@ def test_adapters_on_a_narrow_base_are_wide():
     assert model.proj_out.weight.dtype == torch.bfloat16
 
 
-def test_auto_means_the_pipelines_own_layers():
-    names = trained_parameters({"transformer": lora_model(targets="auto")})
-    assert {name.split(".lora_")[0].split(".")[-1] for name in names} == {"to_q", "to_k"}
-
-
 def test_networks_without_diffusers_adapter_support_take_them_too():
     pixart = PixArtTransformer2DModel(
         num_attention_heads=2,
@@ -272,29 +171,6 @@ def test_parameters_that_get_no_gradient_do_not_disturb_clipping_and_updates():
     assert moved == {"transformer.transformer_blocks.0.attn.to_q.lora_B.default.weight"}
 
 
-@pytest.mark.parametrize("targets, words", [
-    (["to_qq"], ["adapter.targets", "to_qq matches no layer of transformer", "did you mean to_q"]),
-    (["to_q", "to_vv"], ["to_vv matches no layer", "to_v"]),
-    (["o_q"], ["o_q matches no layer"]),
-    (["attn"], ["adapter.targets", "transformer: Target module FluxAttention", "name linear"]),
-])  # fmt: skip
-def test_targets_that_match_nothing_are_refused_with_near_names(targets, words):
-    text = refusal(lambda: lora_model(targets=targets))
-    assert all(word in text for word in words), text
-    assert refusal(lambda: check(outlines(), [], config(targets=targets), {})) == text, "known before weights are loaded"
-
-
-def test_each_component_needs_a_target_of_its_own():
-    models = {"transformer": flux(), "text_encoder": bert()}
-    text = refusal(lambda: attach(models, [], config(lora_base_model=list(models), targets=["to_q"]), {}, 0))
-    assert "none of them is a layer of text_encoder" in text
-
-
-def test_auto_without_a_list_is_refused():
-    text = refusal(lambda: attach({"transformer": flux()}, [], config(targets="auto"), {}, 0))
-    assert "auto: the pipeline lists no layers for transformer" in text
-
-
 # ---- saved results
 
 
@@ -319,15 +195,7 @@ def test_plain_diffusers_loads_the_adapter_with_the_same_output(trained, tmp_pat
 
 
 def test_a_plain_diffusers_pipeline_loads_the_adapter_with_the_same_output(trained, tmp_path):
-    fresh = FluxPipeline(
-        scheduler=None,
-        vae=None,
-        text_encoder=None,
-        tokenizer=None,
-        text_encoder_2=None,
-        tokenizer_2=None,
-        transformer=flux(),
-    )
+    fresh = plain_pipeline()
     fresh.load_lora_weights(tmp_path, weight_name=FILE)
     assert torch.equal(output(fresh.transformer), output(trained))
 
@@ -406,7 +274,7 @@ def test_names_of_other_savers_are_understood(trained, tmp_path, rename):
     again = lora_model(init_from=path)
     assert torch.equal(output(again.eval()), output(trained))
     warnings = check(outlines(), [], config(init_from=path), {"transformer": ["to_q", "to_k"]})
-    assert warnings == [f"{path} does not record its alpha; adapter.alpha=8 is used"]
+    assert warnings == [f"{path} does not record its scale; adapter.alpha=8 and adapter.variant=lora are used"]
 
 
 @pytest.mark.parametrize("changes, words", [
