@@ -18,7 +18,7 @@ from yaml import MarkedYAMLError
 
 from flowrun import overrides
 from flowrun.config import ConfigError, Run
-from flowrun.wording import check_fields, from_omegaconf, suggest
+from flowrun.wording import check_fields, check_finite, from_omegaconf, suggest
 
 HERE = Path(__file__).resolve().parent
 CONF = next(path for path in (HERE / "conf", HERE.parent / "conf") if path.is_dir())  # in a wheel; in a checkout
@@ -44,6 +44,7 @@ def to_run(cfg: DictConfig) -> Run:
     """Types and rules across fields, and no key that the schema does not have. Raises ConfigError."""
     try:
         check_fields(cfg)
+        check_finite(OmegaConf.to_container(cfg, resolve=True))
         return OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
         raise from_omegaconf(error) from error

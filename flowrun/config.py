@@ -6,9 +6,9 @@ are checked against the plug-in's own `Config` by `flowrun.registry`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 
@@ -71,6 +71,13 @@ class Verify(Enum):
     full = "full"
 
 
+def _one_name(key: str, value: str) -> None:
+    """It stands in a directory's name."""
+    if not re.fullmatch(r"[\w+-][\w.+-]{0,99}", value):
+        fix = "it stands in a directory's name: give up to 100 letters, digits and . _ + -"
+        raise ConfigError(key, f"is {value!r}", fix)
+
+
 def _at_least(key: str, value: float | None, least: float) -> None:
     if value is not None and not value >= least:  # written so that NaN is refused too
         raise ConfigError(key, f"is {value}", f"must be at least {least:g}")
@@ -126,6 +133,8 @@ class CacheSettings:
     verify: Verify
 
     def __post_init__(self) -> None:
+        if not self.root:
+            raise ConfigError("cache.root", "is empty", "name a folder")
         for name in ("flush_mb", "flush_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"cache.{name}", f"is {getattr(self, name)}", "must be positive")
@@ -142,6 +151,8 @@ class Sample:
     def __post_init__(self) -> None:
         _at_least("sample.steps", self.steps, 1)
         _at_least("sample.every", self.every, 1)
+        if not all(isinstance(prompt, str) for prompt in self.prompts):
+            raise ConfigError("sample.prompts", f"is {self.prompts}", 'give texts, ["red apple","a cat"]')
         if self.prompts and not self.seeds:
             raise ConfigError("sample.seeds", "is empty although there are prompts", "give at least one seed, e.g. [0]")
 
@@ -154,6 +165,9 @@ class Model:
     pipeline: str
     dtype: Precision
 
+    def __post_init__(self) -> None:
+        _one_name("model.name", self.name)
+
 
 @dataclass(kw_only=True, slots=True)
 class Task:
@@ -163,6 +177,9 @@ class Task:
     algorithm: str
     splitter: str
     trainable_models: list[str]
+
+    def __post_init__(self) -> None:
+        _one_name("task.name", self.name)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -193,8 +210,7 @@ class Run:
 
     def __post_init__(self) -> None:
         _at_least("processes", self.processes, 1)
-        if Path(self.run_id).name != self.run_id or self.run_id in ("", "..", "."):
-            raise ConfigError("run_id", f"is {self.run_id!r}", "it names a directory: give one name without slashes")
+        _one_name("run_id", self.run_id)
         for name in ("model", "data", "task", "adapter"):
             if not isinstance(getattr(self, name), dict):
                 fix = f"choose an option, {name}=NAME; --help lists them"

@@ -123,17 +123,21 @@ class Dist:
         AcceleratorState._reset_state(reset_partial_state=True)
 
 
+def check_precision(precision: Precision) -> None:
+    """Raises ConfigError for fp16 without a GPU: accelerate would compute in fp32 without a word."""
+    if precision is Precision.fp16 and not torch.accelerator.is_available():
+        raise ConfigError("precision", "fp16 needs a GPU and there is none", "use bf16 or fp32")
+
+
 def make_dist(precision: Precision, processes: int = 1) -> Dist:
     """Join the processes that the launcher started.
 
     Raises ConfigError for fp16 without a GPU, Failure when not `processes` of them are there."""
     # Without a word for the CPU, accelerate joins no process group there: every process would believe it is alone.
+    check_precision(precision)
     on_cpu = not torch.accelerator.is_available()
     accelerator = Accelerator(cpu=on_cpu, mixed_precision="no" if precision is Precision.fp32 else precision.value)
     dist = Dist(accelerator)
-    if precision is Precision.fp16 and dist.device.type == "cpu":  # accelerate would compute in fp32 without a word
-        dist.close()
-        raise ConfigError("precision", "fp16 needs a GPU and there is none", "use bf16 or fp32")
     if dist.world != processes:
         dist.close()
         raise Failure(f"{processes} processes were asked for and {dist.world} are connected",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrun import rundir
@@ -19,9 +20,8 @@ VARIANTS = {Variant.lora: "LoRA", Variant.rslora: "rsLoRA", Variant.dora: "DoRA"
 
 def explain(assembly: Assembly) -> Plan:
     run, task = assembly.run, assembly.task
-    plan = Plan(
-        f"flowrun {task.name} on {run.model['name']}: {' then '.join(stage.value for stage in assembly.stages)}"
-    )
+    shown = [stage for stage in assembly.stages if stage is not Stage.cache or _to_do(assembly)]
+    plan = Plan(f"flowrun {task.name} on {run.model['name']}: {' then '.join(stage.value for stage in shown)}")
     plan.add("data", _data(assembly))
     plan.add("units", unit_table(assembly.split))
     plan.add("models", _models(assembly))
@@ -31,12 +31,16 @@ def explain(assembly: Assembly) -> Plan:
     plan.add(
         "results",
         [
-            str(rundir.place(run, stage.value))
-            for stage in assembly.stages
-            if stage is not Stage.cache or _to_do(assembly)
+            str(_place(assembly, stage)) for stage in shown
         ],
     )
     return plan
+
+
+def _place(assembly: Assembly, stage: Stage) -> Path:
+    """The stage's directory: the one that the run goes on with, or a new one."""
+    found = rundir.find(assembly.run, stage.value, assembly.data_stamp) if stage is Stage.train else None
+    return found or rundir.place(assembly.run, stage.value)
 
 
 def _data(assembly: Assembly) -> list[str]:

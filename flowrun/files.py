@@ -54,6 +54,15 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def obstacle(folder: Path) -> str:
+    """Why `folder` cannot be made or written to, as far as can be seen; empty when nothing is in the way."""
+    places = (folder.absolute(), *folder.absolute().parents)
+    existing = next(path for path in places if path.exists())
+    if not existing.is_dir():
+        return f"{existing} is no folder"
+    return "" if os.access(existing, os.W_OK | os.X_OK) else f"{existing} may not be written to"
+
+
 def this_host() -> str:
     return re.sub(r"[^a-z0-9]+", "_", socket.gethostname().lower()) or "host"
 

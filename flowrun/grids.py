@@ -33,7 +33,7 @@ def save(folder: Path, step: int, pictures: Sequence[Picture]) -> Path:
     """Write all of it for one step, in place of what an earlier attempt left; returns the grid's path.
 
     A kill leaves the step's pictures whole or absent. Raises ValueError when there are no pictures."""
-    name = f"step-{step:06d}"
+    name = path(folder, step).stem
     images = [to_image(picture.image) for picture in pictures]
     several = len({picture.seed for picture in pictures}) > 1
     captions = [f"{picture.prompt} ({picture.seed})" if several else picture.prompt for picture in pictures]
@@ -47,7 +47,12 @@ def save(folder: Path, step: int, pictures: Sequence[Picture]) -> Path:
         os.replace(part, folder / name)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return write_atomic(folder / f"{name}.png", png.getvalue())
+    return write_atomic(path(folder, step), png.getvalue())
+
+
+def path(folder: Path, step: int) -> Path:
+    """Where `save` puts the grid."""
+    return folder / f"step-{step:06d}.png"
 
 
 def _save_each(folder: Path, pictures: Sequence[Picture], images: Sequence[Image.Image]) -> None:

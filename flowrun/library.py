@@ -26,7 +26,7 @@ from flowrun.cache.sources import Sources
 from flowrun.cache.store import Store
 from flowrun.config import ConfigError, Run
 from flowrun.data import Row, Source
-from flowrun.files import HashFile
+from flowrun.files import HashFile, obstacle
 from flowrun.graph import EVERYTHING, Param, Record, UnitGraph
 from flowrun.pipelines import Pipeline
 from flowrun.prompts import Prompts
@@ -89,6 +89,12 @@ class Shelf:
         joined = self._keys[place]
         return {output: joined[i * KEY_BYTES : (i + 1) * KEY_BYTES] for i, output in enumerate(self.outputs)}
 
+    def stamp(self, number: int) -> bytes:
+        """Of everything that a row's inputs come from; the same when only the cache is left of them."""
+        if isinstance(self.source, Remembered):
+            return self.source.stamp(self.rows[number])
+        return digest(self.fingerprints[number])
+
     def manifest_row(self, number: int, fault: str) -> ManifestRow:
         row, count = self.rows[number], len(self.variants)
         keys = (
@@ -100,7 +106,7 @@ class Shelf:
                 for (u, param), key in self.keys(number * count + variant).items()
             }
         )
-        return ManifestRow(row.id, row.prompt, row.size, digest(self.fingerprints[number]), fault, keys)
+        return ManifestRow(row.id, row.prompt, row.size, self.stamp(number), fault, keys)
 
     def places(self) -> range:
         return range(len(self._keys))
@@ -161,6 +167,8 @@ class Library:
     ) -> None:
         self.run, self.pipeline = run, pipeline
         self.root = Path(run.cache.root).absolute()
+        if why := obstacle(self.root):
+            raise ConfigError("cache.root", f"is {self.root}: {why}", "name a folder that may be written")
         self.store = Store(self.root, run.cache.verify)
         self.sources = Sources(self.root, run.cache.verify)
         components = pipeline.components()
@@ -227,7 +235,8 @@ class Library:
 
     def require(self, command: str) -> None:
         """Raises ConfigError when anything is missing: what, why as far as can be told, and the command that repairs."""
-        missing, there = self.missing(), newest_manifest(self.root, self.run.model["name"], self.run.data["source"])
+        missing, source = self.missing(), self.rows.source
+        there = newest_manifest(self.root, self.run.model["name"], self.run.data["source"], source.place())
         changed = there.parts.differences(self.parts()) if there else []
         for warning in there.parts.warnings(self.parts()) if there else []:
             log.warning("cache: %s; the last bits of its values may differ from those made now", warning)
@@ -287,7 +296,7 @@ class Library:
             for unit in [self.rows.split.units[i]]
         }
         made_of |= {name: Part(version(name), version(name)) for name in LIBRARIES}
-        return Parts(run.model["name"], run.data["source"], made_of, {"torch": torch.__version__})
+        return Parts(run.model["name"], run.data["source"], made_of, {"torch": torch.__version__}, self.rows.source.place())
 
     def save_manifest(self, faults: Mapping[str, str]) -> None:
         """Write down which rows have which keys. faults: row id -> why it has none."""

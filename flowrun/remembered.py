@@ -33,6 +33,13 @@ class Remembered(Source):
     def rows(self) -> list[Row]:
         return [Row(id=row.id, prompt=row.caption, size=row.size) for row in self._listed.values()]
 
+    def place(self) -> str:
+        return self.manifest.parts.place
+
+    def stamp(self, row: Row) -> bytes:
+        """Of the content the row had, as it was written down."""
+        return self._listed[row.id].source
+
     def load(self, row: Row, names: Collection[str] | None = None) -> dict[str, Any]:
         raise DataError([f"{row.id}: its data are gone"], f"only what {self.manifest.path} lists is left")
 
@@ -45,7 +52,7 @@ class Remembered(Source):
         return [known.get(Kept(variant, units[i].name, *param), UNKNOWN) for i, param in outputs]
 
 
-def remember(run: Run) -> Remembered | None:
-    """What the cache remembers of the configured data, or None."""
-    manifest = newest_manifest(Path(run.cache.root).absolute(), run.model["name"], run.data["source"])
+def remember(run: Run, place: str) -> Remembered | None:
+    """What the cache remembers of the configured data in their place, or None."""
+    manifest = newest_manifest(Path(run.cache.root).absolute(), run.model["name"], run.data["source"], place)
     return None if manifest is None else Remembered(manifest)

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch.nn import Module
 
 from flowrun import adapters, rundir, tracking
 from flowrun.algorithms import Algorithm
 from flowrun.batches import Batches
+from flowrun.cache.key import digest
 from flowrun.compose import compose
 from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
 from flowrun.data import Row, Source
+from flowrun.dist import check_precision
 from flowrun.feed import live_inputs
 from flowrun.graph import UnitGraph
 from flowrun.library import Library
 from flowrun.optim import check_optimizer
-from flowrun.pipelines import Pipeline
+from flowrun.pipelines import Component, Pipeline
 from flowrun.plan import Plan
 from flowrun.prompts import Prompts
 from flowrun.registry import ALGORITHMS, PIPELINES, SOURCES, checked, common
@@ -73,6 +76,13 @@ class Assembly:
         )
 
     @cached_property
+    def data_stamp(self) -> str:
+        """Equal for equal rows in equal order; with a cache also for equal content, which is known then."""
+        rows = [(row.id, row.prompt, *row.size) for row in self.rows]
+        content = [self.library.rows.stamp(i) for i in range(len(rows))] if self.library is not None else []
+        return digest(*(part for row in rows for part in row), *content).hex()
+
+    @cached_property
     def plan(self) -> Plan:
         from flowrun.explain import explain
 
@@ -100,6 +110,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     Raises ConfigError for settings, DataError for data."""
     run = run if isinstance(run, Run) else compose(run)
     _refuse_accelerators(run)
+    check_precision(run.precision)
+    rundir.outputs()
     rundir.named(run)
     task = common("task", Task, run.task)
     pipeline, algorithm, source = _pipeline(run), _algorithm(run, task), _source(run)
@@ -166,8 +178,16 @@ def _algorithm(run: Run, task: Task) -> Algorithm:
 def _check_trained(pipeline: Pipeline, trained: Sequence[str], task: Task, adapter: adapters.Config) -> list[str]:
     """Names of parts and layers, and an adapter to start from, against the networks without their weights."""
     components = pipeline.components()
-    outlines = {name: components[name].outline() for name in dict.fromkeys(n.split(".")[0] for n in trained)}
+    outlines = {name: _outline(name, components[name]) for name in dict.fromkeys(n.split(".")[0] for n in trained)}
     return adapters.check(outlines, task.trainable_models, adapter, pipeline.lora_targets)
+
+
+def _outline(name: str, component: Component) -> Module:
+    try:
+        return component.outline()
+    except (ValueError, TypeError, AssertionError, ArithmeticError, IndexError, RuntimeError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"model.components.{name}", f"the network cannot be made ({said})", "change its settings") from error
 
 
 def _source(run: Run) -> Source:
@@ -190,7 +210,7 @@ def _rows(run: Run, source: Source, part: Split) -> tuple[Source, list[Row]]:
             and run.stage is not Stage.cache
             and not live_inputs(part, (), source)
         ):
-            remembered = remember(run)
+            remembered = remember(run, source.place())
         if remembered is None:
             raise
     return remembered, remembered.rows()

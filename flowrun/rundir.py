@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,25 +16,32 @@ from typing import Any, TextIO
 from omegaconf import OmegaConf
 
 from flowrun.config import ConfigError, Run
-from flowrun.files import write_atomic
+from flowrun.files import obstacle, write_atomic
 from flowrun.graph import seed_of
+
+log = logging.getLogger(__name__)
 
 STAMP = "identity"  # file that holds the run's identity
 # What may differ between a run and its resumption: where, when and how it is watched, not what it computes.
 NOT_IDENTITY = ("run_id", "resume", "dry_run", "processes", "tracker", "stage")
 
 
+KEPT = ("config.yaml", STAMP, "plan.txt", "result.json")  # what a refused resumption must not change
+
+
 def outputs() -> Path:
-    """Where results go: FLOWRUN_OUTPUTS, else `outputs` in the shell's directory. Absolute."""
-    return Path(os.environ.get("FLOWRUN_OUTPUTS", "outputs")).absolute()
+    """Where results go: FLOWRUN_OUTPUTS, else `outputs` in the shell's directory. Absolute. Raises ConfigError."""
+    name = os.environ.get("FLOWRUN_OUTPUTS", "outputs")
+    if why := obstacle(Path(name)) if name else "it is empty":
+        raise ConfigError("FLOWRUN_OUTPUTS", f"is {name!r}: {why}", "name a folder that may be written, or leave it unset")
+    return Path(name).absolute()
 
 
-def identity(run: Run) -> str:
-    """What a run computes, as one number: equal for a run and the command that resumes it."""
+def identity(run: Run, data: str) -> str:
+    """What a run computes, as one number: equal for a run and the command that resumes it. data: a stamp of its rows."""
     plain = OmegaConf.to_container(OmegaConf.structured(run), enum_to_str=True)
-    return (
-        f"{seed_of('run', json.dumps({k: v for k, v in plain.items() if k not in NOT_IDENTITY}, sort_keys=True)):016x}"
-    )
+    text = json.dumps({k: v for k, v in plain.items() if k not in NOT_IDENTITY}, sort_keys=True)
+    return f"{seed_of('run', text, data):016x}"
 
 
 @dataclass
@@ -43,12 +51,18 @@ class RunDir:
     path: Path
     resumed: bool = False
     _lock: TextIO | None = field(default=None, repr=False)
+    _before: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def save_text(self, name: str, text: str) -> Path:
         return write_atomic(self.path / name, text.encode())
 
     def save_result(self, result: dict[str, Any]) -> Path:
         return self.save_text("result.json", json.dumps(result, indent=2) + "\n")
+
+    def undo(self) -> None:
+        """After a refusal: a resumed run's files are as they were."""
+        for name, content in self._before.items():
+            write_atomic(self.path / name, content)
 
     def close(self) -> None:
         if self._lock is not None:
@@ -72,9 +86,9 @@ def place(run: Run, stage: str) -> Path:
     return outputs() / "runs" / stage / f"{run.task['name']}-{run.model['name']}" / run.run_id
 
 
-def find(run: Run, stage: str) -> Path | None:
-    """The run that `resume` points at: a named directory, or the newest unfinished one of the same configuration
-    that no live process holds, or None.
+def find(run: Run, stage: str, data: str) -> Path | None:
+    """The run that `resume` points at: a named directory, or the newest unfinished one of the same configuration and
+    data that no live process holds, or None.
 
     Raises ConfigError when `resume` names a directory that is no run."""
     if run.resume == "none":
@@ -85,7 +99,7 @@ def find(run: Run, stage: str) -> Path | None:
     stamps = [new / STAMP] if os.environ.get("FLOWRUN_RUN_DIR") else new.parent.glob(f"*/{STAMP}")
     newest_first = sorted((stamp for stamp in stamps if stamp.is_file()), key=lambda stamp: -stamp.stat().st_mtime_ns)
     return next(
-        (stamp.parent for stamp in newest_first if _unfinished(stamp, identity(run)) and not _held(stamp.parent)), None
+        (stamp.parent for stamp in newest_first if _unfinished(stamp, identity(run, data)) and not _held(stamp.parent)), None
     )
 
 
@@ -94,12 +108,12 @@ def named(run: Run) -> Path | None:
     if run.resume in ("auto", "none"):
         return None
     path = Path(run.resume).absolute()
-    if not (path / "config.yaml").is_file():
-        raise ConfigError("resume", f"{path} holds no run", "give a run's directory, or auto, or none")
+    if not (path / "config.yaml").is_file() or read_result(path).get("stage") == "cache":
+        raise ConfigError("resume", f"{path} holds no training run", "give a train run's directory, or auto, or none")
     return path
 
 
-def open_run(run: Run, stage: str, resume_from: Path | None) -> RunDir:
+def open_run(run: Run, stage: str, resume_from: Path | None, data: str) -> RunDir:
     """Make (or reopen) the directory, lock it and save the resolved configuration. Raises ConfigError when another
     process holds it or when it already holds a finished run."""
     path = resume_from or place(run, stage)
@@ -109,12 +123,15 @@ def open_run(run: Run, stage: str, resume_from: Path | None) -> RunDir:
     lock = _try_lock(path)
     if lock is None:
         raise ConfigError("resume", f"another process is using {path}", "wait for it, or start anew with resume=none")
-    opened = RunDir(path, resumed=resume_from is not None, _lock=lock)
+    kept = [path / name for name in KEPT if resume_from is not None and (path / name).is_file()]
+    opened = RunDir(path, resumed=resume_from is not None, _lock=lock,
+                    _before={file.name: file.read_bytes() for file in kept})  # fmt: skip
     config, text = path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(run))
-    if config.exists() and identity(run) != (path / STAMP).read_text().strip():
+    if config.exists() and identity(run, data) != (path / STAMP).read_text().strip():
+        log.warning("%s was a run of another configuration or of other data; it goes on with these", path)
         os.replace(config, path / f"config-before-{run.run_id}.yaml")
     opened.save_text("config.yaml", text)
-    opened.save_text(STAMP, identity(run) + "\n")
+    opened.save_text(STAMP, identity(run, data) + "\n")
     return opened
 
 

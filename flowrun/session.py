@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from flowrun import launch, rundir
-from flowrun.config import Run, Stage, Stopped
+from flowrun.config import ConfigError, Run, Stage, Stopped
 from flowrun.dist import Dist, make_dist
 from flowrun.rundir import RunDir
 
@@ -89,10 +89,19 @@ class Session:
 
         if assembly.library is not None:
             assembly.library.require(self._command(Stage.cache))
-        resume_from = self.dist.share(rundir.find(self.run, Stage.train.value) if self.dist.is_main else None)
+        resume_from = self.dist.share(self._resumed(assembly) if self.dist.is_main else None)
         with self._open(Stage.train, resume_from, assembly) as folder:
             path = self.dist.share(folder.path if folder else None)
             self._finish(folder, build_training(assembly, self.dist, path, resume_from).run())
+
+    def _resumed(self, assembly: Assembly) -> Path | None:
+        """The directory to go on with. Raises ConfigError for one in which nothing is left to do."""
+        found = rundir.find(self.run, Stage.train.value, assembly.data_stamp)
+        done = rundir.read_result(found) if found is not None else {}
+        if done.get("status") == "finished" and done.get("steps", 0) >= assembly.steps:
+            what = f"{found} is finished after {done['steps']} steps, and {assembly.steps} are asked for"
+            raise ConfigError("resume", what, "ask for more train.steps, or start anew with resume=none")
+        return found
 
     @contextmanager
     def _open(self, stage: Stage, resume_from: Path | None, assembly: Assembly) -> Any:
@@ -100,7 +109,7 @@ class Session:
         if not self.dist.is_main:
             yield None
             return
-        folder = rundir.open_run(self.run, stage.value, resume_from)
+        folder = rundir.open_run(self.run, stage.value, resume_from, assembly.data_stamp)
         folder.save_text("plan.txt", f"{assembly.plan}\n")
         began = time.monotonic()
         try:
@@ -109,6 +118,9 @@ class Session:
                 yield folder
         except BaseException as error:
             stopped = isinstance(error, Stopped | KeyboardInterrupt)
+            if folder.resumed and isinstance(error, ConfigError):
+                folder.undo()
+                raise
             folder.save_result(
                 {
                     "status": "stopped" if stopped else "failed",

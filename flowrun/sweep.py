@@ -29,6 +29,7 @@ from flowrun.launch import STOPPED, Command, inside_ranks, run_children
 
 STATUS = {0: "ok", 2: "refused", STOPPED: "stopped"}  # of a job, by its exit code; any other code: failed
 ALWAYS = ("job", "status", "seconds")  # columns that the printed table has in any case
+SAID = ("status", "stage", "task", "model")  # of result.json, which other columns say
 LONGEST = 80  # characters of a job's directory name
 REASON = "FLOWRUN_SWEEP_REASON"  # names the file where a job writes why it ended, before it has a directory
 WIDEST = 40  # characters of a cell in the printed table; sweep.csv holds all of it
@@ -125,7 +126,7 @@ def _key_value(text: str) -> tuple[str, str]:
     """Key, and value as one reads it: text without quotes and escapes."""
     override = OverridesParser.create().parse_override(text)
     value = override.value()
-    return override.key_or_group, value if isinstance(value, str) else override.get_value_string()
+    return override.key_or_group, f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
 def _name(number: int, swept: Sequence[str]) -> str:
@@ -148,7 +149,8 @@ def _result(directory: Path) -> dict[str, str]:
     file = directory / "result.json"
     if not file.exists():
         return {}
-    scalars = {k: v for k, v in json.loads(file.read_text()).items() if isinstance(v, str | int | float | bool)}
+    result = {k: v for k, v in json.loads(file.read_text()).items() if k not in SAID}
+    scalars = {k: v for k, v in result.items() if isinstance(v, str | int | float | bool)}
     return {f"result.{name}": str(value) for name, value in scalars.items()}
 
 

@@ -5,6 +5,7 @@ omegaconf's errors have several lines and name its own and our classes. No torch
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
@@ -59,6 +60,15 @@ def leaves(node: Any, key: str = "") -> Iterator[str]:
         return
     for name in node:
         yield from leaves(node._get_node(name), f"{key}.{name}" if key else str(name))
+
+
+def check_finite(node: Any, key: str = "") -> None:
+    """No number below `node` (plain data) is nan or infinite. Raises ConfigError."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in items:
+        check_finite(value, f"{key}.{name}" if key else str(name))
+    if isinstance(node, float) and not math.isfinite(node):
+        raise ConfigError(key, f"is {node}", "give a finite number")
 
 
 def check_fields(node: Container, key: str = "") -> None:

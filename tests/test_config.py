@@ -23,9 +23,9 @@ RULES = [
     ("sample", {"steps": 0}, "sample.steps: is 0; must be at least 1"),
     ("sample", {"seeds": []}, "sample.seeds: is empty although there are prompts; give at least one seed, e.g. [0]"),
     ("", {"processes": 0}, "processes: is 0; must be at least 1"),
-    ("", {"run_id": "a/b"}, "run_id: is 'a/b'; it names a directory: give one name without slashes"),
-    ("", {"run_id": ".."}, "run_id: is '..'; it names a directory: give one name without slashes"),
-    ("", {"run_id": ""}, "run_id: is ''; it names a directory: give one name without slashes"),
+    ("", {"run_id": "a/b"}, "run_id: is 'a/b'; it stands in a directory's name: give up to 100 letters, digits and . _ + -"),
+    ("", {"run_id": ".."}, "run_id: is '..'; it stands in a directory's name: give up to 100 letters, digits and . _ + -"),
+    ("", {"run_id": ""}, "run_id: is ''; it stands in a directory's name: give up to 100 letters, digits and . _ + -"),
     ("", {"model": None}, "model: is None; choose an option, model=NAME; --help lists them"),
     ("", {"adapter": "lora"}, "adapter: is lora; choose an option, adapter=NAME; --help lists them"),
 ]

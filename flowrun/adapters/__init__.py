@@ -21,6 +21,9 @@ from flowrun.spelling import suggest
 
 log = logging.getLogger(__name__)
 
+UMASK = os.umask(0)
+os.umask(UMASK)  # it can only be read by setting it
+
 
 def trained_names(trainable: Sequence[str], config: Config, components: Collection[str]) -> tuple[str, ...]:
     """Everything that gets gradients: the wholly trained names, then the adapters' components. Loads nothing.
@@ -28,9 +31,12 @@ def trained_names(trainable: Sequence[str], config: Config, components: Collecti
     Raises ConfigError for a name without a component, one that is trained both ways, or nothing at all."""
     for key, names in (("task.trainable_models", trainable), ("adapter.lora_base_model", config.lora_base_model)):
         for name in names:
-            if name.split(".")[0] not in components:
+            if name.split(".")[0] not in components or name.endswith("."):
                 raise ConfigError(key, f"{name} is no component of the pipeline", suggest(name, components))
     for name in config.lora_base_model:
+        if "." in name:
+            raise ConfigError("adapter.lora_base_model", f"{name} is a part of a component",
+                              "name the whole component, and its layers in adapter.targets")
         if name in {n.split(".")[0] for n in trainable}:
             raise ConfigError("task.trainable_models", f"{name} is also in adapter.lora_base_model",
                               "train a component whole or through an adapter: take it out of one of them")
@@ -46,7 +52,8 @@ def check(outlines: Mapping[str, Module], trainable: Sequence[str], config: Conf
     outlines: every component that is trained, by name. Raises ConfigError as `attach` does."""
     for name in trainable:
         root, _, path = name.partition(".")
-        _part(outlines[root], path, name)
+        if not any(True for _ in _part(outlines[root], path, name).parameters()):
+            raise ConfigError("task.trainable_models", f"{name} has no weights", "name a part that has some")
     if config.kind is Kind.none:
         return []
     from flowrun.adapters import lora  # imports peft, which whole training does not need
@@ -129,6 +136,9 @@ def _part(model: Module, path: str, name: str) -> Module:
 
 
 def _move(source: Path, directory: Path) -> Path:
+    for file in [source] if source.is_file() else source.rglob("*"):  # safetensors gives its files to their owner alone
+        if file.is_file():
+            file.chmod(0o666 & ~UMASK)
     target = directory / source.name
     if target.is_dir():
         shutil.rmtree(target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,24 +51,28 @@ class Stats:
 
 
 class Cache:
-    """The cache in folder `path`. Raises ConfigError when there is no such folder."""
+    """The cache in folder `path`. Raises ConfigError when there is no such folder or it holds no cache."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        if not self.path.is_dir():
-            raise ConfigError("cache", f"{self.path} is not a folder", "give the folder that cache.root names")
+        if not Layout(self.path).shards.is_dir() and (not self.path.is_dir() or any(self.path.iterdir())):
+            what = "is not a cache" if self.path.is_dir() else "is not a folder"
+            raise ConfigError("cache", f"{self.path} {what}", "give the folder that cache.root names")
 
     def verify(self) -> list[Finding]:
         """Read everything again and return what is wrong. Damaged values are set aside, for stage=cache to redo."""
-        before = {path for path, _ in Quarantine(Layout(self.path).quarantine)}
+        before = dict(Quarantine(Layout(self.path).quarantine))
         catalog = Catalog(self.path, Verify.first_read)  # may find damaged shards already
         known, unreadable = manifests(self.path)
         found = [Finding(fault.path.name, fault.why) for fault in unreadable]
-        for fault in _recheck(catalog, before):
+        new = _recheck(catalog, before)
+        for fault in [*_lost(before.values(), catalog), *new]:
             rows = () if fault.key is None else _rows_with(known, bytes.fromhex(fault.key), fault.row)
             found.append(Finding(fault.shard, fault.what, fault.key, rows))
         told = {finding.key for finding in found}
-        return found + [gap for manifest in known for gap in _gaps(catalog, manifest, told)]
+        gaps = [gap for manifest in known for gap in _gaps(catalog, manifest, told)]
+        shards = [Finding(fault.shard, f"{fault.what} (found before)") for fault in before.values() if fault.key is None]
+        return found + (shards if gaps else []) + gaps
 
     def stats(self) -> Stats:
         catalog = Catalog(self.path, Verify.never)
@@ -100,7 +104,12 @@ class Cache:
         return ((manifest, row) for manifest in known for row in manifest.rows())
 
 
-def _recheck(catalog: Catalog, before: set[Path]) -> list[Fault]:
+def _lost(faults: Collection[Fault], catalog: Catalog) -> list[Fault]:
+    """Values that were found damaged before and have not been made again."""
+    return [fault for fault in faults if fault.key and catalog.index.find([bytes.fromhex(fault.key)])[0] < 0]
+
+
+def _recheck(catalog: Catalog, before: Collection[Path]) -> list[Fault]:
     """Read every value that is not set aside, and set aside the damaged ones. Returns what is not among `before`."""
     for shard in catalog.shards():
         for number in catalog.listed(shard):

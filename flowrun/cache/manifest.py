@@ -43,13 +43,14 @@ class Parts:
     """Everything that reaches the keys of a run, by name ("text_encoder", "data.size", "unit text", "diffusers", ...).
 
     model, data: names of the model and of the data set, under which the newest manifest is found. environment: what is
-    recorded without being part of any key (torch's version, the device).
+    recorded without being part of any key (torch's version, the device). place: where the data were, if that can change.
     """
 
     model: str
     data: str
     made_of: Mapping[str, Part]
     environment: Mapping[str, str] = field(default_factory=dict)
+    place: str = ""
 
     @property
     def id(self) -> str:
@@ -120,7 +121,8 @@ def write_manifest(root: Path, parts: Parts, rows: Sequence[ManifestRow]) -> Pat
         arrays += pack(name, strings)
     layout = Layout(Path(root))
     layout.create()
-    path = layout.manifests / f"{_safe(parts.model)}-{_safe(parts.data)}-{parts.id}.safetensors"
+    stamp = digest(parts.id, parts.place).hex()[:16]  # data in two places are two data sets, each with its rows
+    path = layout.manifests / f"{_safe(parts.model)}-{_safe(parts.data)}-{stamp}.safetensors"
     write_tensorfile(
         path,
         FORMAT,
@@ -142,7 +144,7 @@ class Manifest:
         self.path, self.file = path, TensorFile(path, FORMAT)
         parts = json.loads(self.file.metadata["parts"])
         made_of = {name: Part(**part) for name, part in parts["made_of"].items()}
-        self.parts = Parts(parts["model"], parts["data"], made_of, parts["environment"])
+        self.parts = Parts(parts["model"], parts["data"], made_of, parts["environment"], parts["place"])
         self.created = int(self.file.metadata["created"])  # ns since 1970
         self.kept = [Kept(*column) for column in json.loads(self.file.metadata["kept"])]
         self.keys = self.file.array("keys")  # [R, K, 16]
@@ -188,9 +190,9 @@ def manifests(root: Path) -> tuple[list[Manifest], list[Damaged]]:
     return sorted(found, key=lambda manifest: -manifest.created), faults
 
 
-def newest_manifest(root: Path, model: str, data: str) -> Manifest | None:
-    """The last one written for these names, whatever its other parts."""
+def newest_manifest(root: Path, model: str, data: str, place: str) -> Manifest | None:
+    """The last one written for these names and this place of the data, whatever its other parts."""
     found, faults = manifests(root)
     for fault in faults:
         log.warning("cache: %s; it is passed over", fault)
-    return next((m for m in found if (m.parts.model, m.parts.data) == (model, data)), None)
+    return next((m for m in found if (m.parts.model, m.parts.data, m.parts.place) == (model, data, place)), None)

@@ -91,11 +91,11 @@ def _writers(layout: Layout) -> Iterator[tuple[Path, bool]]:
 
 def _superseded(known: Sequence[Manifest]) -> list[Manifest]:
     """known: newest first."""
-    newest: dict[tuple[str, str], Manifest] = {}
+    newest: dict[tuple[str, str, str], Manifest] = {}
     return [
         manifest
         for manifest in known
-        if newest.setdefault((manifest.parts.model, manifest.parts.data), manifest) is not manifest
+        if newest.setdefault((manifest.parts.model, manifest.parts.data, manifest.parts.place), manifest) is not manifest
     ]
 
 

@@ -51,6 +51,10 @@ class Source(ABC):
 
         Raises ConfigError when there is no data to look at, DataError with every fault of the data at once."""
 
+    def place(self) -> str:
+        """Where the data lie, as one name; empty when they come with a package."""
+        return ""
+
     def gone(self) -> bool:
         """True when the place that holds the data is not there at all, so that only a cache can know the rows."""
         return False

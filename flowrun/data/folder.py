@@ -73,8 +73,11 @@ class Folder(Source):
         self._settle(root, rows, faults, listing)
         return rows
 
+    def place(self) -> str:
+        return "" if self.config.path is None else str(Path(self.config.path).expanduser().resolve())
+
     def gone(self) -> bool:
-        return self.config.path is not None and not Path(self.config.path).expanduser().exists()
+        return self.config.path is not None and not Path(self.place()).exists()
 
     def load(self, row: Row, names: Collection[str] | None = None) -> dict[str, Any]:
         wanted = self.names if names is None else names

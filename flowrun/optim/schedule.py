@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import torch
 from torch.nn import Parameter
@@ -42,11 +43,26 @@ def make_schedule(settings: config.Optimizer, optimizer: Optimizer, total_steps:
 
 def check_optimizer(settings: config.Optimizer, total_steps: int) -> list[str]:
     """Everything that `make_optimizer` and `make_schedule` would refuse, found without the model; returns warnings."""
-    make_schedule(settings, make_optimizer(settings, {"stand-in": Parameter(torch.zeros(2, 2))}), total_steps)
+    parameter = Parameter(torch.zeros(2, 2))
+    optimizer = make_optimizer(settings, {"stand-in": parameter})
+    schedule = make_schedule(settings, optimizer, total_steps)
+    parameter.grad = torch.zeros(2, 2)
+    _try("optimizer.args", optimizer.step)
+    for step in {0, settings.warmup_steps, total_steps - 1, total_steps}:
+        _try("optimizer.schedule_args", lambda step=step: [rate(step) * 1.0 for rate in schedule.lr_lambdas])
     if settings.warmup_steps <= total_steps:
         return []
     return [f"optimizer.warmup_steps is {settings.warmup_steps} but the run has {total_steps} steps: the learning rate "
             "never reaches optimizer.lr"]
+
+
+def _try(key: str, act: Callable[[], object]) -> None:
+    """What a first step would raise, before the run instead of in it."""
+    try:
+        act()
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(key, f"a step with these settings fails ({said})", "give values that the class takes") from error
 
 
 def _check(settings: config.Optimizer, arguments: list[str], has_warmup: bool) -> None:

@@ -214,6 +214,12 @@ def _check_transformer(full: Mapping[str, Any], patch: int) -> None:
             raise ConfigError(f"{KEY}.{name}", f"is {full[name]!r}", f"must be {value!r}: {why}")
     if full["out_channels"] not in (None, channels):
         raise ConfigError(f"{KEY}.out_channels", f"is {full['out_channels']}", f"must be null or {channels}")
+    for name, least in (("num_attention_heads", 1), ("attention_head_dim", 1), ("num_layers", 0), ("num_single_layers", 0)):
+        if full[name] < least:
+            raise ConfigError(f"{KEY}.{name}", f"is {full[name]}", f"give at least {least}")
+    if len(full["axes_dims_rope"]) != 3 or any(type(n) is not int or n < 2 or n % 2 for n in full["axes_dims_rope"]):
+        fix = "give three even numbers of channels, for index, row and column"
+        raise ConfigError(f"{KEY}.axes_dims_rope", f"is {list(full['axes_dims_rope'])}", fix)
     if sum(full["axes_dims_rope"]) != full["attention_head_dim"]:
         fix = f"their sum must be attention_head_dim = {full['attention_head_dim']}"
         raise ConfigError(f"{KEY}.axes_dims_rope", f"is {list(full['axes_dims_rope'])}", fix)

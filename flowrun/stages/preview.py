@@ -31,6 +31,10 @@ class Preview:
     def due(self, step: int, last: int) -> bool:
         return bool(self.sample.prompts) and (step % self.sample.every == 0 or step == last)
 
+    def path(self, step: int) -> Path:
+        """The grid of `step`."""
+        return grids.path(self.folder, step)
+
     def save(self, trainer: Trainer, step: int) -> Path:
         """Draw the grid of `step`; returns its path."""
         with trainer.weights_applied(), trainer.dist.autocast():

@@ -57,8 +57,8 @@ class Training:
 
     def _run(self, trainer: Trainer, start: int) -> dict[str, Any]:
         began, recent = time.monotonic(), deque(maxlen=RECENT)
-        if start == 0:
-            self._picture(0)
+        if not self.preview.path(start).exists():  # a run that was stopped or killed may lack its last one
+            self._picture(start)
         with Stop() as stop, Progress("train", trainer.steps, "step", start) as bar:
             for step in range(start, trainer.steps):
                 recent.append(self._step(step, bar)["loss"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from flowrun.adapters import trained_parameters
 from flowrun.algorithms import Algorithm
@@ -155,11 +156,17 @@ class Trainer:
             for name, parameter in self.parameters.items():
                 parameter.copy_(saved[name])
         tensors, plain = checkpoint.tensors, checkpoint.plain
-        self.optimizer.load_state_dict(unpack(tensors.get(OPTIMIZER, {}), plain[OPTIMIZER]))
-        self.schedule.load_state_dict(unpack(tensors.get(SCHEDULE, {}), plain[SCHEDULE]))
-        self.dist.load_state(plain["scaler"])
-        if self.ema is not None:
-            self.ema.load(tensors.get(AVERAGE, {}), plain[AVERAGE])
+        try:
+            if (self.ema is None) == (AVERAGE in tensors):
+                raise ValueError(f"optimizer.ema is {self.run.optimizer.ema:g}")
+            _load_optimizer(self.optimizer, unpack(tensors.get(OPTIMIZER, {}), plain[OPTIMIZER]))
+            self.schedule.load_state_dict(unpack(tensors.get(SCHEDULE, {}), plain[SCHEDULE]))
+            self.dist.load_state(plain["scaler"])
+            if self.ema is not None:
+                self.ema.load(tensors.get(AVERAGE, {}), plain[AVERAGE])
+        except (KeyError, ValueError) as error:
+            what = f"the checkpoint is of another optimizer, schedule or average of weights ({error})"
+            raise ConfigError("resume", what, "use the settings it was made with, or start anew with resume=none") from error
         self.saved = checkpoint.step
 
     def _check_same(self, saved: dict[str, Tensor]) -> None:
@@ -178,3 +185,11 @@ class Trainer:
                     f"{name} is {list(saved[name].shape)} in the checkpoint and {list(parameter.shape)} here",
                     "use the rank and sizes it was made with, or start anew with resume=none",
                 )
+
+
+def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """load_state_dict takes any optimizer's state; this one's own settings must be in it. Raises ValueError."""
+    lacking = sorted({name for group in optimizer.param_groups for name in group} - set(state["param_groups"][0]))
+    if lacking:
+        raise ValueError(f"it has no {', '.join(lacking)}")
+    optimizer.load_state_dict(state)

@@ -73,15 +73,22 @@ def test_each_set_of_parts_has_a_manifest_and_the_newest_of_its_names_is_found(t
         write_manifest(tmp_path, parts, rows(n)) for n, parts in enumerate((PARTS, newer, other_data))
     )
     assert len({first, second, third}) == 3
-    assert newest_manifest(tmp_path, "emoji", "emoji").path == second
+    assert newest_manifest(tmp_path, "emoji", "emoji", "").path == second
     assert write_manifest(tmp_path, PARTS, rows(5)) == first  # the same parts: replaced
-    assert newest_manifest(tmp_path, "emoji", "emoji").path == first and len(Manifest(first)) == 5
-    assert newest_manifest(tmp_path, "emoji", "folder").path == third
+    assert newest_manifest(tmp_path, "emoji", "emoji", "").path == first and len(Manifest(first)) == 5
+    assert newest_manifest(tmp_path, "emoji", "folder", "").path == third
     assert (
-        newest_manifest(tmp_path, "sdxl", "emoji") is None
-        and newest_manifest(tmp_path / "nowhere", "emoji", "emoji") is None
+        newest_manifest(tmp_path, "sdxl", "emoji", "") is None
+        and newest_manifest(tmp_path / "nowhere", "emoji", "emoji", "") is None
     )
     assert [m.path for m in manifests(tmp_path)[0]] == [first, third, second]
+
+
+def test_data_in_two_places_have_a_manifest_each(tmp_path: Path) -> None:
+    here, there = (replace(PARTS, place=place) for place in ("/here", "/there"))
+    first, second = write_manifest(tmp_path, here, rows(1)), write_manifest(tmp_path, there, rows(2))
+    assert newest_manifest(tmp_path, "emoji", "emoji", "/here").path == first != second
+    assert newest_manifest(tmp_path, "emoji", "emoji", "/elsewhere") is None and here.id == there.id
 
 
 def test_names_that_are_no_file_names_are_kept_in_the_manifest(tmp_path: Path) -> None:
@@ -89,7 +96,7 @@ def test_names_that_are_no_file_names_are_kept_in_the_manifest(tmp_path: Path) -
     path = write_manifest(tmp_path, parts, rows(1))
     assert (
         path.parent == tmp_path / "manifests"
-        and newest_manifest(tmp_path, "my.module:Class", "../photos & co").path == path
+        and newest_manifest(tmp_path, "my.module:Class", "../photos & co", "").path == path
     )
 
 
@@ -99,7 +106,7 @@ def test_a_damaged_manifest_is_reported_and_passed_over(tmp_path: Path, caplog: 
     flip(bad, bad.read_bytes().index(key_of(1)))
     with pytest.raises(Damaged):
         Manifest(bad)
-    assert newest_manifest(tmp_path, "emoji", "emoji").path == good and bad.name in caplog.text
+    assert newest_manifest(tmp_path, "emoji", "emoji", "").path == good and bad.name in caplog.text
 
 
 def test_files_of_other_names_are_passed_over(tmp_path: Path) -> None:

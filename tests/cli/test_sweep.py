@@ -143,6 +143,13 @@ def test_the_table_grows_with_the_sweep(commands, tmp_path, capfd):
     assert lines[-2].split()[4:] == ["2.28392", "3"]
 
 
+def test_jobs_stand_in_the_order_of_their_numbers(commands, tmp_path):
+    jobs = sweep.Sweep("mine", tmp_path / "mine", [])
+    for number in (10, 9, 2):
+        jobs.job(number, [f"seed={number}"], ["seed"], [])
+    assert [row["job"] for row in jobs.rows()] == ["2", "9", "10"]
+
+
 def test_a_second_sweep_of_the_same_name_is_refused(commands, capfd):
     assert cli.main(["-m", "seed=0", "run_id=mine"]) == 0
     before = rows()

@@ -50,6 +50,15 @@ def test_other_settings_than_the_caches_are_refused_with_both_values(
     assert "[32, 32]" in line and "[64, 64]" in line
 
 
+def test_another_folder_that_is_not_there_is_a_mistake_and_not_gone_data(
+    runs: Runs, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command() == 0
+    capsys.readouterr()
+    assert command("data.path=pictuers", "resume=none", "run_id=typo") == 2
+    assert "data.path" in capsys.readouterr().err and runs.newest("train").name != "typo"
+
+
 def test_without_a_cache_the_missing_folder_is_the_error(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     assert command() == 2
     assert "data.path" in capsys.readouterr().err

@@ -11,7 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
 
+from flowrun import cli
 from flowrun.stages.trainer import Trainer
 from tests.conftest import SMALL, Runs, losses, result
 
@@ -42,7 +46,7 @@ def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, how: BaseException | Non
 def test_ctrl_c_saves_and_the_resumed_losses_are_those_of_an_unbroken_run(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = losses(runs(*STEPS, "run_id=whole"))
+    whole = runs(*STEPS, "run_id=whole")
     with monkeypatch.context() as patch:
         stop_at(5, patch)
         broken = runs(*STEPS, "run_id=broken", "resume=none", code=130)
@@ -50,8 +54,11 @@ def test_ctrl_c_saves_and_the_resumed_losses_are_those_of_an_unbroken_run(
     assert (broken / "checkpoints" / "step-000006").is_dir()
     resumed = runs(*STEPS)
     assert resumed == broken
-    assert losses(resumed) == whole
+    assert losses(resumed) == losses(whole)
     assert result(resumed)["status"] == "finished"
+    weights = [run / "model" / "pytorch_lora_weights.safetensors" for run in (resumed, whole)]
+    ours, theirs = (load_file(path) for path in weights)  # averaged over all updates
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint_without_doubled_rows(
@@ -96,6 +103,67 @@ def test_another_rank_is_refused_in_one_line(
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("flowrun: resume:")
     assert "[8, " in error and "[4, " in error
+
+
+@pytest.mark.parametrize("change", ["optimizer=sgd", "optimizer.ema=0", "adapter.rank=4"])
+def test_a_refused_resumption_leaves_the_run_as_it_was(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    settings = (*STEPS, "optimizer.ema=0.9")
+    with monkeypatch.context() as patch:
+        stop_at(5, patch)
+        broken = runs(*settings, code=130)
+    before = {name: (broken / name).read_bytes() for name in ("config.yaml", "identity", "plan.txt", "result.json")}
+    words = [word for word in settings if change != "optimizer=sgd" or not word.startswith("optimizer")]
+    runs(*words, change, f"resume={broken}", code=2)
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("flowrun: resume: ")
+    assert {name: (broken / name).read_bytes() for name in before} == before
+    assert losses(runs(*settings)) and runs.newest("train") == broken
+
+
+def test_a_finished_run_goes_on_only_when_more_steps_are_asked_for(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = runs(*STEPS)
+    before = (done / "result.json").read_bytes()
+    for steps in (12, 8):
+        runs(*STEPS, f"train.steps={steps}", f"resume={done}", code=2)
+        assert "is finished after 12 steps" in capsys.readouterr().err
+    assert (done / "result.json").read_bytes() == before
+    assert len(losses(runs(*STEPS, "train.steps=14", f"resume={done}"))) == 14
+
+
+def test_a_cache_run_is_not_resumed(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    runs("stage=cache")
+    runs(*STEPS, f"resume={runs.newest('cache')}", code=2)
+    assert "holds no training run" in capsys.readouterr().err
+
+
+def test_a_run_on_other_rows_is_another_run(runs: Runs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    words = [word for word in SMALL if not word.startswith("data.")]
+    command = [*words, "data=folder", f"data.path={pictures}", *STEPS]
+    for name in "abc":
+        Image.new("RGB", (32, 32), "red" if name == "a" else "blue").save(pictures / f"{name}.png")
+        (pictures / f"{name}.txt").write_text(name)
+    with monkeypatch.context() as patch:
+        stop_at(5, patch)
+        assert cli.main([*command, "run_id=first"]) == 130
+    (pictures / "b.txt").write_text("another caption")
+    assert cli.main([*command, "run_id=second"]) == 0
+    assert runs.newest("train").name == "second" and result(runs.newest("train"))["status"] == "finished"
+
+
+def test_the_picture_of_the_step_at_which_a_run_stopped_is_drawn_when_it_goes_on(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (*STEPS, "sample.prompts=[pear]", "sample.every=3", "sample.steps=1")
+    with monkeypatch.context() as patch:
+        stop_at(5, patch)
+        runs(*words, code=130)
+    grids = {path.name for path in (runs(*words) / "samples").glob("*.png")}
+    assert grids == {f"step-{step:06d}.png" for step in (0, 3, 6, 9, 12)}
 
 
 def test_a_run_that_another_process_holds_is_left_alone(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
