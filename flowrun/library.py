@@ -167,7 +167,7 @@ class Library:
     ) -> None:
         self.run, self.pipeline = run, pipeline
         self.root = Path(run.cache.root).absolute()
-        if why := obstacle(self.root):
+        if not self.root.is_dir() and (why := obstacle(self.root)):  # one that is there may be for reading only
             raise ConfigError("cache.root", f"is {self.root}: {why}", "name a folder that may be written")
         self.store = Store(self.root, run.cache.verify)
         self.sources = Sources(self.root, run.cache.verify)
