@@ -68,7 +68,7 @@ def of_run(run_dir: Path) -> Score:
         rows = list(csv.DictReader(table))
     samples = torch.stack([_read(folder / row["file"]) for row in rows])  # [N, 3, H, W]
     prompts = [row["prompt"] for row in rows]
-    pictures, captions = _pictures(_source(run_dir), tuple(samples.shape[-2:]))
+    pictures, captions = pictures_of(_source(run_dir), tuple(samples.shape[-2:]))
     if not set(prompts) & set(captions):
         known = f"sample captions of the data, e.g. 'sample.prompts=[{captions[0]}]'"
         raise ConfigError(
@@ -116,7 +116,7 @@ def _source(run_dir: Path) -> Source:
     return cls(SOURCES.build("data", cls, node))
 
 
-def _pictures(source: Source, size: tuple[int, int]) -> tuple[Tensor, list[str]]:
+def pictures_of(source: Source, size: tuple[int, int]) -> tuple[Tensor, list[str]]:
     """Those of the data's pictures that have the samples' (height, width): [M, 3, H, W], and their captions."""
     rows = [row for row in source.rows() if row.size == size]
     if not rows:

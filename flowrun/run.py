@@ -19,7 +19,7 @@ from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
 from flowrun.data import Row, Source
 from flowrun.dist import check_precision
 from flowrun.feed import live_inputs
-from flowrun.graph import UnitGraph
+from flowrun.graph import Unit, UnitGraph
 from flowrun.library import Library
 from flowrun.optim import check_optimizer
 from flowrun.pipelines import Component, Pipeline
@@ -119,7 +119,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     trained = adapters.trained_names(task.trainable_models, adapter, pipeline.components())
     fitting = _check_trained(pipeline, trained, task, adapter)
     trackers = tracking.choose(run.tracker)
-    parts = _splits(task, pipeline, trained)
+    parts = _splits(task, pipeline, algorithm, trained)
+    _check_inputs(pipeline, algorithm, parts[0], source)
     source, rows = _rows(run, source, parts[0])
     stages = (Stage.train,) if isinstance(source, Remembered) else _stages(run, task, parts[0])
     for size in {row.size for row in rows}:
@@ -216,15 +217,29 @@ def _rows(run: Run, source: Source, part: Split) -> tuple[Source, list[Row]]:
     return remembered, remembered.rows()
 
 
-def _splits(task: Task, pipeline: Pipeline, trained: tuple[str, ...]) -> tuple[Split, Split]:
-    units = pipeline.units()
-    wanted = [("shared", name) for name in pipeline.conditions]
-    asked = UnitGraph(units).needed_for(wanted)
-    prompt_units = [unit for i, unit in enumerate(units) if i in asked]
+def _splits(task: Task, pipeline: Pipeline, algorithm: Algorithm, trained: tuple[str, ...]) -> tuple[Split, Split]:
+    """Of all units for what the loss reads; and of those that a prompt alone needs. Without the units of no use."""
+    units = _needed([*pipeline.units(), *algorithm.units(pipeline)], algorithm.reads(pipeline))
     return (
-        split(task.splitter, units, trained, live_out=(*pipeline.conditions, pipeline.target)),
-        split(task.splitter, prompt_units, trained, live_out=pipeline.conditions),
+        split(task.splitter, units, trained, live_out=algorithm.reads(pipeline)),
+        split(task.splitter, _needed(units, pipeline.conditions), trained, live_out=pipeline.conditions),
     )
+
+
+def _needed(units: Sequence[Unit], names: Sequence[str]) -> list[Unit]:
+    asked = UnitGraph(units).needed_for([("shared", name) for name in names])
+    return [unit for i, unit in enumerate(units) if i in asked]
+
+
+def _check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: Source) -> None:
+    """The data give what the units take from them, and what the loss reads and no unit writes. Raises ConfigError."""
+    read, written = ({name for unit in part.units for scope, name in names(unit) if scope == "shared"}
+                     for names in (lambda unit: unit.reads, lambda unit: unit.writes))  # fmt: skip
+    anything = any(unit.is_barrier for unit in part.units)  # may write any name
+    asked = read & set(pipeline.inputs) | (set() if anything else set(algorithm.reads(pipeline)) - written)
+    if lacking := sorted(asked - set(source.names)):
+        what = f"the data give {', '.join(source.names)}, and not {', '.join(lacking)}"
+        raise ConfigError("data.source", what, "use other data, or a task that does without")
 
 
 def _stages(run: Run, task: Task, parts: Split) -> tuple[Stage, ...]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from flowrun.flow.step import euler
+from flowrun.flow.step import solve
 from flowrun.graph import seed_of
 from flowrun.pipelines import Pipeline
 
@@ -29,6 +28,14 @@ class Picture:
     image: Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """Where some walks began and where they ended: [B, C, h, w] each, on the network's device."""
+
+    noise: Tensor
+    latents: Tensor
+
+
 def pictures(pipeline: Pipeline, encoded: Mapping[str, Mapping[str, Tensor]], prompts: Sequence[str],
              seeds: Sequence[int], size: tuple[int, int], steps: int, guidance: float) -> list[Picture]:  # fmt: skip
     """One picture per seed and prompt, seeds outermost.
@@ -37,16 +44,22 @@ def pictures(pipeline: Pipeline, encoded: Mapping[str, Mapping[str, Tensor]], pr
     negative one. size: (height, width) in pixels. A picture's noise comes from its seed and prompt alone, whatever
     else is drawn with it. Raises KeyError for a prompt that is not encoded."""
     wanted = [(prompt, seed) for seed in seeds for prompt in prompts]
-    sigmas, drawn = pipeline.schedule(steps), []
+    drawn = walks(pipeline, encoded, wanted, size, steps, guidance)
+    images = [image for walk in drawn for image in pipeline.decode(walk.latents).cpu()]  # [3, H, W] each
+    return [Picture(prompt=p, seed=s, image=image) for (p, s), image in zip(wanted, images, strict=True)]
+
+
+def walks(pipeline: Pipeline, encoded: Mapping[str, Mapping[str, Tensor]], wanted: Sequence[tuple[str, int]],
+          size: tuple[int, int], steps: int, guidance: float) -> Iterator[Walk]:  # fmt: skip
+    """Denoise each (prompt, seed) of `wanted`, some at a time and in order; the rest is as for `pictures`."""
+    sigmas = pipeline.schedule(steps)
     device = next(pipeline.models[pipeline.denoiser].parameters()).device
     for start in range(0, len(wanted), CHUNK):
         chunk = wanted[start : start + CHUNK]
         conditions = _stack(pipeline, [encoded[prompt] for prompt, _ in chunk], device)
         negative = _stack(pipeline, [encoded[""]] * len(chunk), device) if guidance != 1 else None
         noise = torch.stack([_noise(pipeline, prompt, seed, size) for prompt, seed in chunk]).to(device)  # [B, C, h, w]
-        images = pipeline.decode(denoise(pipeline, conditions, negative, noise, sigmas, guidance)).cpu()  # [B, 3, H, W]
-        drawn += [Picture(prompt=p, seed=s, image=image) for (p, s), image in zip(chunk, images, strict=True)]
-    return drawn
+        yield Walk(noise=noise, latents=denoise(pipeline, conditions, negative, noise, sigmas, guidance))
 
 
 def denoise(pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapping[str, Tensor] | None, noise: Tensor,
@@ -54,22 +67,24 @@ def denoise(pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapp
     """Walk the T + 1 levels `sigmas` downward by Euler steps: [B, C, h, w] noise -> [B, C, h, w] clean latents, fp32.
 
     conditions, negative: name -> [B, ...]; negative is used unless guidance is 1, in one call of 2 B rows with the
-    conditions. progress is called after each step. No gradients; the network is in evaluation mode meanwhile."""
+    conditions. progress is called after each velocity. No gradients; the network is in evaluation mode meanwhile."""
     guided = guidance != 1
     if guided and negative is None:
         raise ValueError(f"guidance {guidance} needs negative conditions")
     if guided:
         conditions = {name: torch.cat((negative[name], conditions[name])) for name in pipeline.conditions}  # [2 B, ...]
-    x, copies, sigmas = noise, 2 if guided else 1, sigmas.to(noise.device)
+    copies, sigmas = 2 if guided else 1, sigmas.to(noise.device)
+
+    def velocity(x: Tensor, sigma: Tensor) -> Tensor:
+        rows = torch.cat([x] * copies)  # [B or 2 B, C, h, w]
+        v = pipeline.velocity(prepared, rows, sigma.expand(len(rows)))
+        if progress is not None:
+            progress()
+        return guide(*v.chunk(2), guidance) if guided else v  # [B, C, h, w]
+
     with torch.no_grad(), evaluating(pipeline.models[pipeline.denoiser]):
         prepared = pipeline.begin(conditions, sigmas[:-1], torch.cat([noise] * copies))
-        for sigma, sigma_next in pairwise(sigmas):
-            rows = torch.cat([x] * copies)  # [B or 2 B, C, h, w]
-            v = pipeline.velocity(prepared, rows, sigma.expand(len(rows)))
-            x = euler(x, guide(*v.chunk(2), guidance) if guided else v, sigma, sigma_next)
-            if progress is not None:
-                progress()
-    return x
+        return solve(velocity, noise, sigmas)
 
 
 def guide(negative: Tensor, positive: Tensor, guidance: float) -> Tensor:

@@ -20,6 +20,7 @@ LAYERS = (
     "algorithms adapters optim checkpoint sampling batches prompts remembered feed library grids remembered",
     "stages",
     "run plan explain rundir session nearest",
+    "finished teacher distilled",
     "sweep cli __main__",
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}

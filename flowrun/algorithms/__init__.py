@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from flowrun.graph import Unit
+
 if TYPE_CHECKING:
     from flowrun.pipelines import Pipeline
 
@@ -34,7 +36,8 @@ class StepOut:
 
 
 class Algorithm(ABC):
-    """Subclasses set `paradigm`, bring a nested `Config` and implement `loss`."""
+    """Subclasses set `paradigm`, bring a nested `Config` and implement `loss`; also `reads` and `units` where the loss
+    needs more than clean latents."""
 
     paradigm: ClassVar[Paradigm]
 
@@ -47,10 +50,18 @@ class Algorithm(ABC):
 
     @abstractmethod
     def loss(self, pipeline: Pipeline, batch: Mapping[str, Tensor], generator: torch.Generator) -> StepOut:
-        """Loss of one batch. `batch` holds [B, ...] tensors under the pipeline's `conditions` and `target`.
+        """Loss of one batch. `batch` holds [B, ...] tensors under the names that `reads` gives.
 
         All randomness is drawn from `generator`, on the generator's own device, and moved: with a CPU generator a run
         sees the same noise on every device, at the price of copying one latent per row."""
+
+    def reads(self, pipeline: Pipeline) -> tuple[str, ...]:
+        """Shared names that `loss` finds in its batch: written by units, or given by the data."""
+        return (*pipeline.conditions, pipeline.target)
+
+    def units(self, pipeline: Pipeline) -> tuple[Unit, ...]:
+        """Further computations per row that the loss needs, after the pipeline's own."""
+        return ()
 
     def variants(self) -> list[dict[str, Any]]:
         """How a row's inputs may be changed before its units run, the unchanged row first; each is cached once."""

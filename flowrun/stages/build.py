@@ -36,7 +36,7 @@ def build_training(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
     Raises ConfigError for names that only the loaded networks know to be wrong, and for an unfit checkpoint."""
     run, pipeline = assembly.run, assembly.pipeline
     _load(assembly, dist)
-    names = (*pipeline.conditions, pipeline.target)
+    names = assembly.algorithm.reads(pipeline)
     configs = {name: component.configure() for name, component in pipeline.components().items()}
     executor = partial(
         Executor, models=pipeline.models, configs=configs, trained=assembly.trained, autocast=dist.autocast
