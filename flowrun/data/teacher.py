@@ -51,8 +51,11 @@ class Teacher(Source):
         return [Row(id=row["id"], prompt=row["prompt"], size=(int(row["height"]), int(row["width"])),
                     source=self._file(row["id"]), extra={"seed": int(row["seed"])}) for row in found]  # fmt: skip
 
+    def place(self) -> str:
+        return "" if self.config.path is None else str(Path(self.config.path).resolve())
+
     def gone(self) -> bool:
-        return self.config.path is not None and not Path(self.config.path).absolute().exists()
+        return self.config.path is not None and not Path(self.place()).exists()
 
     def load(self, row: Row, names: Collection[str] | None = None) -> dict[str, Any]:
         wanted = set(self.names if names is None else names)
