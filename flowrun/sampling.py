@@ -37,7 +37,7 @@ def pictures(pipeline: Pipeline, encoded: Mapping[str, Mapping[str, Tensor]], pr
     negative one. size: (height, width) in pixels. A picture's noise comes from its seed and prompt alone, whatever
     else is drawn with it. Raises KeyError for a prompt that is not encoded."""
     wanted = [(prompt, seed) for seed in seeds for prompt in prompts]
-    sigmas, drawn = pipeline.schedule(steps), []
+    sigmas, drawn = pipeline.schedule(steps, size), []
     device = next(pipeline.models[pipeline.denoiser].parameters()).device
     for start in range(0, len(wanted), CHUNK):
         chunk = wanted[start : start + CHUNK]

@@ -1,0 +1,257 @@
+"""What all families on diffusers' modular blocks share: components, the target's units, begin, velocity, decode.
+
+Legend: B rows, C channels, h w latent height and width, H W picture height and width in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import torch
+from diffusers.modular_pipelines.modular_pipeline import BlockState
+from torch import Tensor
+
+from flowrun.cache.key import digest
+from flowrun.config import ConfigError
+from flowrun.files import HashFile
+from flowrun.flow.path import wide
+from flowrun.graph import Unit
+from flowrun.modular import Modular, component_names
+from flowrun.pipelines import Component, Pipeline
+from flowrun.pipelines._random import RandomWeights
+from flowrun.pipelines._saved import SavedWeights
+
+TIME_UNITS = 1000  # what the blocks call time runs from 0 to 1000
+
+
+class Target(Enum):
+    draw = "draw"
+    mode = "mode"
+
+
+@dataclass(kw_only=True, slots=True)
+class Config:
+    weights: str | None         # a folder that save_pretrained made, a hub id, or null: random weights of `components`
+    components: dict[str, Any]  # settings of each component; beside `weights` only null, which leaves one out
+    max_sequence_length: int    # tokens of a caption that the T5 encoder sees, cut or padded
+    target: Target              # draw | mode of what the VAE says of a picture
+
+    def __post_init__(self) -> None:
+        if self.max_sequence_length < 1:
+            raise ConfigError("model.max_sequence_length", f"is {self.max_sequence_length}", "give at least 1")
+
+
+class DiffusersPipeline(Pipeline):
+    """Subclasses name the family's blocks and say how its latents are packed and normalised."""
+
+    inputs = ("image", "prompt")
+    conditions = ("prompt_embeds", "pooled_prompt_embeds")
+    target = "target_latents"
+    decoders = ("vae",)
+
+    blocks: ClassVar[type]  # diffusers' modular blocks of the family, all workflows
+    workflow: ClassVar[str] = "text2image"
+    optional: ClassVar[tuple[str, ...]] = ()  # components that the family can do without
+    rewrites: ClassVar[Mapping[str, tuple[str, ...]]]  # block -> inputs that it replaces without saying so
+    tokens: ClassVar[Mapping[str, str | None]]  # tokenizer -> the setting that says how many it gives; None: it knows
+    patch: ClassVar[int] = 2  # side of the squares of latents that are one token
+
+    def __init__(self, config: Any, seed: int) -> None:
+        super().__init__(config, seed)
+        workflow = self.blocks().get_workflow(self.workflow)
+        self.names = component_names(workflow)
+        self.weights = self._weights()
+        self.configs = {name: self.weights.config(name) for name in self.names.networks}
+        self.modular = Modular(
+            workflow, self.configs, self.weights.part, self.denoiser, self.settings(), self.rewrites
+        )
+        self.check()
+
+    def settings(self) -> dict[str, Any]:
+        """Values of the blocks' inputs that hold for every row."""
+        return {"max_sequence_length": self.config.max_sequence_length}
+
+    def check(self) -> None:
+        """Raises ConfigError for settings that do not fit the components."""
+
+    def agree(self, setting: str, value: Any, name: str) -> None:
+        """A setting of the denoiser follows from another component. Raises ConfigError."""
+        found = self.configs[self.denoiser][setting]
+        if found != value:
+            raise ConfigError(f"model.components.{self.denoiser}.{setting}", f"is {found}", f"must be {value}, as {name}")
+
+    def given(self, rows: int, device: torch.device) -> dict[str, Any]:
+        """What the loop reads besides conditions and latents."""
+        return {}
+
+    def pack(self, latents: Tensor) -> Tensor:
+        """[B, C, h, w] -> as the network takes them."""
+        return latents
+
+    def unpack(self, packed: Tensor, like: Tensor) -> Tensor:
+        """As the network returns them -> the shape of `like`, [B, C, h, w]."""
+        return packed
+
+    def normalise(self, raw: Tensor) -> Tensor:
+        """The VAE's latents -> the network's: (raw - shift) scale."""
+        return (raw - self._vae["shift_factor"]) * self._vae["scaling_factor"]
+
+    def denormalise(self, latents: Tensor) -> Tensor:
+        return latents / self._vae["scaling_factor"] + self._vae["shift_factor"]
+
+    def components(self) -> dict[str, Component]:
+        return {name: self._component(name) for name, config in self.configs.items() if config is not None}
+
+    def units(self) -> tuple[Unit, ...]:
+        mode = self.config.target is Target.mode
+        return (
+            *self.modular.units(self.inputs),
+            Unit(
+                name="target_moments",
+                input_params=("image",),
+                output_params=("target_mean", "target_std"),
+                onload_model_names=("vae",),
+                process=_moments,
+            ),
+            Unit(
+                name="target_latents",
+                input_params=("target_mean",) if mode else ("target_mean", "target_std"),
+                output_params=("target_latents",),
+                process=self._mode if mode else self._draw,
+                random="none" if mode else "per_epoch",
+                settings={name: self._vae[name] for name in ("shift_factor", "scaling_factor")},
+            ),
+        )
+
+    def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
+        side, (height, width) = self.reduction * self.patch, size
+        if height < side or width < side or height % side or width % side:
+            what = f"a picture of {height}x{width} pixels does not divide into tiles of {side}x{side}"
+            raise ConfigError("data", what, f"choose sizes that are multiples of {side}")
+        return self._vae["latent_channels"], height // self.reduction, width // self.reduction
+
+    def schedule(self, steps: int, size: tuple[int, int]) -> Tensor:
+        return self.modular.schedule(steps, size)  # [steps + 1]
+
+    def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> BlockState:
+        dtype = next(self.models[self.denoiser].parameters()).dtype
+        height, width = (self.reduction * side for side in noise.shape[-2:])
+        known = {
+            **{name: batch[name].to(dtype) for name in self.conditions},
+            **self.given(len(noise), noise.device),
+            "latents": self.pack(noise.to(dtype)), "height": height, "width": width,
+            "timesteps": sigmas * TIME_UNITS, "num_inference_steps": len(sigmas),
+        }  # fmt: skip
+        return self.modular.begin(known)
+
+    def velocity(self, prepared: BlockState, x: Tensor, sigma: Tensor) -> Tensor:
+        network = self.models[self.denoiser]
+        dtype = next(network.parameters()).dtype
+        packed = self.pack(x.to(dtype)).contiguous()
+        out = self.modular.velocity(prepared, packed, sigma * TIME_UNITS, network)
+        return self.unpack(wide(out), x)  # [B, C, h, w]; fp32: the loss and the solver need it
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        vae = self.models["vae"]
+        raw = self.denormalise(wide(latents)).to(next(vae.parameters()).dtype)  # [B, C, h, w]
+        rows = [wide(vae.decode(row, return_dict=False)[0]) for row in raw.split(1)]  # one by one: large pictures fit
+        return torch.cat(rows).clamp(-1, 1)  # [B, 3, H, W]
+
+    def long_texts(self, texts: Sequence[str]) -> list[str]:
+        found = []
+        for name, setting in self.tokens.items():
+            if self.configs[name.replace("tokenizer", "text_encoder")] is None:
+                continue
+            tokenizer = self.modular.part(name)
+            most = self.modular.settings[setting] if setting else tokenizer.model_max_length
+            # a token is at least one byte, and there are a few marks beside them
+            long = [text for text in dict.fromkeys(texts) if len(text.encode()) > most - MARKS]
+            counts = [len(ids) for ids in tokenizer(long, verbose=False)["input_ids"]] if long else []
+            cut = [f"{text[:SHOWN]!r} has {n}" for text, n in zip(long, counts, strict=True) if n > most]
+            if cut:
+                more = f" and {len(cut) - NAMED} more" if len(cut) > NAMED else ""
+                found.append(f"{name} takes {most} tokens and {len(cut)} of {len(set(texts))} texts have more: the rest is "
+                             f"cut off ({'; '.join(cut[:NAMED])}{more})")  # fmt: skip
+        return found
+
+    @property
+    def _vae(self) -> Mapping[str, Any]:
+        return self.configs["vae"]
+
+    @cached_property
+    def reduction(self) -> int:
+        """Pixels per side of one place in the latents."""
+        return 2 ** (len(self._vae["block_out_channels"]) - 1)
+
+    def _weights(self) -> RandomWeights | SavedWeights:
+        c = self.config
+        if c.weights is None:
+            return RandomWeights(self.names, self._with_parts(c.components), self.seed)
+        without = [name for name, settings in c.components.items() if settings is None]
+        for name in c.components:
+            if name not in self.names.networks or (name in without and name not in self.optional):
+                fix = f"these can be: {', '.join(self.optional) or 'none'}"
+                raise ConfigError(f"model.components.{name}", "cannot be left out of this pipeline", fix)
+        saved = SavedWeights(self.names, c.weights, {*without, *map(_tokenizer_of, without)}, self._optional_parts())
+        for name, settings in c.components.items():
+            _compare(name, settings or {}, saved.config(name) or {}, c.weights)
+        return saved
+
+    def _with_parts(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        for name, value in settings.items():
+            if value is None and name not in self.optional:
+                raise ConfigError(f"model.components.{name}", "is null", f"give its settings; {self.optional} may be null")
+        return settings
+
+    def _optional_parts(self) -> set[str]:
+        return {*self.optional, *map(_tokenizer_of, self.optional)}
+
+    def _component(self, name: str) -> Component:
+        w = self.weights
+        return Component(name=name, load=partial(w.load, name), outline=partial(w.outline, name),
+                         configure=lambda: self.configs[name], identity=partial(self._identity, name),
+                         describe=w.describe(name))  # fmt: skip
+
+    def _identity(self, name: str, hash_file: HashFile) -> bytes:
+        """Of the network and of the tokenizers that are used beside it: other tokens would be another model."""
+        beside = _tokenizer_of(name)
+        parts = [self.weights.part_identity(beside, hash_file)] if beside in self.names.parts else []
+        return digest(self.weights.identity(name, hash_file), parts)
+
+    def _draw(self, ctx: Any, target_mean: Tensor, target_std: Tensor) -> dict[str, Tensor]:
+        """mean + std noise, normalised: [C, h, w], fp32."""
+        noise = torch.randn(target_mean.shape, generator=ctx.generator).to(target_mean.device)
+        return {"target_latents": self.normalise(wide(target_mean) + wide(target_std) * noise)}
+
+    def _mode(self, ctx: Any, target_mean: Tensor) -> dict[str, Tensor]:
+        """The mean, normalised: [C, h, w], fp32."""
+        return {"target_latents": self.normalise(wide(target_mean))}
+
+
+MARKS = 2  # most tokens that a tokenizer here adds to a text
+SHOWN, NAMED = 60, 5  # letters of a long text, and long texts, in a warning
+
+
+def _moments(ctx: Any, image: Tensor) -> dict[str, Tensor]:
+    """image: uint8 [3, H, W] -> mean and standard deviation of its latents, each [C, h, w]."""
+    vae = ctx.models["vae"]
+    weight = next(vae.parameters())
+    pixels = (image.to(weight.device).float() / 127.5 - 1).to(weight.dtype)[None]  # [1, 3, H, W] in [-1, 1]
+    posterior = vae.encode(pixels).latent_dist
+    return {"target_mean": posterior.mean[0], "target_std": posterior.std[0]}
+
+
+def _tokenizer_of(network: str) -> str:
+    return network.replace("text_encoder", "tokenizer") if network.startswith("text_encoder") else ""
+
+
+def _compare(name: str, settings: Mapping[str, Any], saved: Mapping[str, Any], weights: str) -> None:
+    for setting, value in settings.items():
+        if setting in saved and saved[setting] != value:
+            what = f"is {value!r}, but {weights} was made with {saved[setting]!r}"
+            raise ConfigError(f"model.components.{name}.{setting}", what, "leave it out")
