@@ -28,6 +28,7 @@ INDEX = "model_index.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SMALL = ["*.json", "*/*.json", "*/*.txt", "*/*.model"]  # configurations and tokenizers
 HALVES = ["*.fp16*", "*.non_ema*"]  # further copies of the same weights
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # widest first
 CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json")
 
 
@@ -49,8 +50,9 @@ class SavedWeights:
         self.index = self._read_index()
         wanted = {**names.networks, **names.parts}
         self._absent = {n for n in wanted if n in optional and (n in without or self._entry(n) is None)}
-        for name in wanted.keys() - self._absent:
-            self._check(name, wanted[name])
+        for name, cls in wanted.items():
+            if name not in self._absent:
+                self._check(name, cls)
         self._configs = {n: json.loads((folder / n / "config.json").read_text(encoding="utf-8"))
                          for n in names.networks if n not in self._absent}  # fmt: skip
 
@@ -143,13 +145,13 @@ def _download(hub_id: str, patterns: list[str]) -> Path:
 
 
 def _saved_dtype(folder: Path) -> torch.dtype | None:
-    """Of the first floating-point tensor; None when there are no safetensors."""
+    """The widest of the tensors in the first file that has numbers; None when there are no safetensors."""
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, "pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                    if (dtype := tensors.get_tensor(name).dtype).is_floating_point:
-                        return dtype
+                found = {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 - not a mapping
         except SafetensorError as error:
             raise ValueError(f"{file.name}: {error}") from error
+        if widest := [dtype for name, dtype in DTYPES.items() if name in found]:
+            return widest[0]
     return None

@@ -21,7 +21,12 @@ PROMPTS = ["a red apple", "a very small cat on top of a large house", ""]
 
 def make(family: str, *overrides: str, seed: int = 0) -> DiffusersPipeline:
     """The family's tiny option, without weights."""
-    run = compose([f"model={family}_tiny", *overrides])
+    return assembled(f"{family}_tiny", *overrides, seed=seed)
+
+
+def assembled(option: str, *overrides: str, seed: int = 0) -> DiffusersPipeline:
+    """A model option's pipeline, without weights."""
+    run = compose([f"model={option}", *overrides])
     cls = PIPELINES.find(run.model["pipeline"], "model.pipeline")
     return cls(PIPELINES.build("model", cls, run.model, beside=Model), seed)
 

@@ -16,7 +16,7 @@ from flowrun.checkpoint import Checkpoints
 from flowrun.pipelines._random import RandomWeights
 from flowrun.sampling import denoise
 from tests.conftest import Runs, losses
-from tests.pipelines.families import CPU, SIZE, THEIRS, as_diffusers, encoded, make, normal
+from tests.pipelines.families import CPU, SIZE, THEIRS, as_diffusers, encoded, make, normal, theirs
 from tests.stages.test_split_equals_whole import NoStore
 
 both = pytest.mark.parametrize("family", ["sd3", "flux"])
@@ -174,3 +174,34 @@ def test_long_captions_are_told_before_anything_runs(runs: Runs, capfd: pytest.C
     shown = capfd.readouterr()
     assert "takes 77 tokens and 1 of 6 texts have more" in shown.out + shown.err
     assert "'a red apple on a table" in shown.out + shown.err
+
+
+@pytest.mark.parametrize(("option", "family"), [("sd3_5_medium", "sd3"), ("flux1_dev", "flux")])
+def test_a_saved_pipeline_trains_with_the_options_own_settings(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, option: str, family: str
+) -> None:
+    """Half precision and gradient checkpointing are on: the two ways are still equal."""
+    folder = runs.folder / "saved"
+    theirs(family).save_pretrained(folder)
+    settings = [f"model={option}", f"model.weights={folder}", "model.max_sequence_length=77", *SMALL, *LORA]
+    curves = []
+    for task in ("sft_split", "sft"):
+        assert cli.main([*settings, f"task={task}"]) == 0
+        curves.append(losses(runs.newest("train")))
+    assert curves[0] == curves[1] and len(set(curves[0])) == STEPS
+    plan = (runs.newest("train") / "plan.txt").read_text()
+    assert f"Transformer2DModel from {folder}" in plan and "bf16" in plan
+    whole = fresh(family)
+    whole.load_lora_weights(str(runs.newest("train") / "model"))
+    assert next(iter(whole.transformer.peft_config.values())).lora_alpha == 12
+
+
+def test_a_folder_without_weights_ends_the_command_with_one_line(
+    runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    theirs("sd3").save_pretrained(runs.folder / "saved")
+    (runs.folder / "saved" / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    assert cli.main(["model=sd3_5_large", f"model.weights={runs.folder / 'saved'}", *SMALL]) == 2
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("flowrun: ")]
+    assert len(lines) == 1 and lines[0].startswith("flowrun: model.weights: ") and "vae holds no weights" in lines[0]
+    assert runs.newest("cache") is None and runs.newest("train") is None
