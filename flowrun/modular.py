@@ -168,7 +168,8 @@ class Modular:
 
     def _pipeline(self, parts: Collection[str]) -> ModularPipeline:
         """The whole workflow's components: these parts, and configurations in place of all networks."""
-        with _without_preview_notice():
+        # making a guider logs that guiders may change in later releases; ours only passes predictions through
+        with quiet("diffusers.guiders.guider_utils"):
             components = self.blocks.init_pipeline()
         for name, config in self.configs.items():
             setattr(components, name, None if config is None else StandIn(name, config))
@@ -220,9 +221,9 @@ class BlockCall:
 
 
 @contextmanager
-def _without_preview_notice() -> Iterator[None]:
-    """Making a guider logs that guiders may change in later releases; ours only passes predictions through."""
-    talking = logging.getLogger("diffusers.guiders.guider_utils")
+def quiet(library: str) -> Iterator[None]:
+    """Within the block this logger says errors only."""
+    talking = logging.getLogger(library)
     level = talking.level
     talking.setLevel(logging.ERROR)
     try:

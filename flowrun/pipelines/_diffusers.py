@@ -11,6 +11,7 @@ from enum import Enum
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
+import diffusers
 import torch
 from diffusers.modular_pipelines.modular_pipeline import BlockState
 from torch import Tensor
@@ -20,7 +21,7 @@ from flowrun.config import ConfigError
 from flowrun.files import HashFile
 from flowrun.flow.path import wide
 from flowrun.graph import Unit
-from flowrun.modular import Modular, component_names
+from flowrun.modular import Modular, component_names, quiet
 from flowrun.pipelines import Component, Pipeline
 from flowrun.pipelines._random import RandomWeights
 from flowrun.pipelines._saved import SavedWeights
@@ -53,7 +54,7 @@ class DiffusersPipeline(Pipeline):
     target = "target_latents"
     decoders = ("vae",)
 
-    blocks: ClassVar[type]  # diffusers' modular blocks of the family, all workflows
+    blocks: ClassVar[str]  # diffusers' class of the family's modular blocks, all workflows
     workflow: ClassVar[str] = "text2image"
     optional: ClassVar[tuple[str, ...]] = ()  # components that the family can do without
     rewrites: ClassVar[Mapping[str, tuple[str, ...]]]  # block -> inputs that it replaces without saying so
@@ -62,7 +63,8 @@ class DiffusersPipeline(Pipeline):
 
     def __init__(self, config: Any, seed: int) -> None:
         super().__init__(config, seed)
-        workflow = self.blocks().get_workflow(self.workflow)
+        with quiet("transformers"):  # importing a family's blocks warns of image processors that need torchvision
+            workflow = getattr(diffusers, self.blocks)().get_workflow(self.workflow)
         self.names = component_names(workflow)
         self.weights = self._weights()
         self.configs = {name: self.weights.config(name) for name in self.names.networks}

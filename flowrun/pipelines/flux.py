@@ -1,6 +1,8 @@
 """FLUX.1 (Black Forest Labs 2024): CLIP's pooled state, T5, a transformer on packed 2x2 squares of latents.
 
 [dev] was distilled from guided samples and is told their guidance; [schnell] is not told any.
+
+Legend: B rows, C channels, h w latent height and width.
 """
 
 from __future__ import annotations
@@ -9,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers import FluxAutoBlocks, FluxPipeline
 from torch import Tensor
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from flowrun.config import ConfigError
 from flowrun.pipelines import _diffusers
@@ -18,7 +20,7 @@ from flowrun.pipelines._diffusers import DiffusersPipeline
 
 
 class Flux(DiffusersPipeline):
-    blocks = FluxAutoBlocks
+    blocks = "FluxAutoBlocks"
     rewrites = {"text_encoder": ()}
     tokens = {"tokenizer": None, "tokenizer_2": "max_sequence_length"}
     lora_targets = {
@@ -50,8 +52,9 @@ class Flux(DiffusersPipeline):
         return {"guidance": torch.full([rows], float(self.config.guidance), device=device)}  # [B], fp32
 
     def pack(self, latents: Tensor) -> Tensor:
-        """[B, C, h, w] -> [B, h w / 4, 4 C]"""
-        return FluxPipeline._pack_latents(latents, *latents.shape)
+        """[B, C, h, w] -> [B, h w / 4, 4 C]: a square of 2x2 places is one token."""
+        return pixel_unshuffle(latents, self.patch).flatten(2).transpose(1, 2)
 
     def unpack(self, packed: Tensor, like: Tensor) -> Tensor:
-        return FluxPipeline._unpack_latents(packed, *like.shape[-2:], vae_scale_factor=1)
+        height, width = (side // self.patch for side in like.shape[-2:])
+        return pixel_shuffle(packed.transpose(1, 2).unflatten(2, (height, width)), self.patch)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from diffusers import StableDiffusion3AutoBlocks
-
 from flowrun.config import ConfigError
 from flowrun.pipelines import _diffusers
 from flowrun.pipelines._diffusers import DiffusersPipeline
@@ -13,7 +11,7 @@ CLIP_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self
 
 class StableDiffusion3(DiffusersPipeline):
     Config = _diffusers.Config
-    blocks = StableDiffusion3AutoBlocks
+    blocks = "StableDiffusion3AutoBlocks"
     optional = ("text_encoder_3",)
     rewrites = {"text_encoder": ()}
     tokens = {"tokenizer": None, "tokenizer_2": None, "tokenizer_3": "max_sequence_length"}
