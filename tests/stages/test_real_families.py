@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import AutoencoderKL, DiffusionPipeline, FluxTransformer2DModel, SD3Transformer2DModel
+from PIL import Image
 from safetensors import safe_open
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
@@ -21,10 +22,11 @@ from tests.stages.test_split_equals_whole import NoStore
 
 both = pytest.mark.parametrize("family", ["sd3", "flux"])
 STEPS = 6
-SMALL = (
-    "data.captions=[red apple,green apple,pear,lemon]", "data.size=64", "tracker=[csv]", "sample.prompts=[]",
-    "train.log_every=1", "train.batch_size=2", f"train.steps={STEPS}", "task.caption_dropout=0.3",
+FAST = (
+    "tracker=[csv]", "sample.prompts=[]", "train.log_every=1", "train.batch_size=2", f"train.steps={STEPS}",
+    "task.caption_dropout=0.3",
 )  # fmt: skip
+SMALL = ("data.captions=[red apple,green apple,pear,lemon]", "data.size=64", *FAST)
 LORA = ("adapter=lora", "adapter.rank=4", "adapter.alpha=12", "optimizer.lr=0.02")
 
 
@@ -205,3 +207,33 @@ def test_a_folder_without_weights_ends_the_command_with_one_line(
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("flowrun: ")]
     assert len(lines) == 1 and lines[0].startswith("flowrun: model.weights: ") and "vae holds no weights" in lines[0]
     assert runs.newest("cache") is None and runs.newest("train") is None
+
+
+def test_pictures_of_a_folder_in_their_own_sizes(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = runs.folder / "pictures"
+    folder.mkdir()
+    for number, (width, height) in enumerate([(64, 64), (96, 48), (64, 64), (100, 50)]):
+        Image.effect_noise((width, height), 80).convert("RGB").save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(f"picture {number} with {'many ' * number}words")
+    settings = ["data=folder", f"data.path={folder}", "data.geometry.mode=keep", "data.geometry.size=null",
+                "data.geometry.multiple_of=16", *FAST]  # fmt: skip
+    curves = []
+    for task in ("sft_split", "sft"):
+        assert cli.main(["model=flux_tiny", *settings, f"task={task}"]) == 0
+        curves.append(losses(runs.newest("train")))
+    assert curves[0] == curves[1] and len(set(curves[0])) == STEPS
+    plan = (runs.newest("train") / "plan.txt").read_text()
+    assert "64x64 pixels: 2 rows" in plan and "96x48 pixels: 2 rows" in plan
+
+
+@pytest.mark.slow
+def test_a_text_encoder_trains_on_two_processes(runs: Runs) -> None:
+    """Its gradients are averaged beside the transformer's, which has a wrapper for that."""
+    where = [*SMALL, *LORA, "adapter.lora_base_model=[transformer,text_encoder]", "processes=2", "train.batch_size=1"]
+    assert cli.main(["model=sd3_tiny", *where]) == 0
+    assert len(losses(runs.newest("train"))) == STEPS
+    before, whole = fresh("sd3").text_encoder, fresh("sd3")
+    whole.load_lora_weights(str(runs.newest("train") / "model"))
+    ids = torch.arange(5)[None]
+    with torch.no_grad():
+        assert (whole.text_encoder(ids).text_embeds - before(ids).text_embeds).abs().max() > 1e-4
