@@ -70,6 +70,7 @@ class Modular:
         self.blocks, self.configs, self.denoiser, self.rewrites = blocks, configs, denoiser, rewrites
         self.names = component_names(blocks)
         self._part, self._parts = part, {}
+        self._prepared_by: dict[frozenset[str], list[ModularPipelineBlocks]] = {}  # what was given -> blocks to run
         defaults = {i.name: i.default for i in blocks.inputs if i.default is not None}
         self.settings = {**defaults, **settings}
 
@@ -88,9 +89,11 @@ class Modular:
 
     def begin(self, given: Mapping[str, Any]) -> BlockState:
         """What the loop reads, from `given` (name -> [B, ...] or a plain value) and the preparing blocks."""
-        state = _state({**self.settings, **given})
-        for block in self._preparing(set(given)):
-            _call(block, self._pipeline(()), state)
+        state, names = _state({**self.settings, **given}), frozenset(given)
+        if names not in self._prepared_by:
+            self._prepared_by[names] = self._preparing(names)
+        for block in self._prepared_by[names]:
+            _call(block, self._outlines, state)
         return self._loop.get_block_state(state)
 
     def velocity(self, prepared: BlockState, x: Tensor, time: Tensor, network: nn.Module) -> Tensor:
@@ -130,7 +133,11 @@ class Modular:
         (loop,) = [block for block in self._leaves.values() if isinstance(block, LoopSequentialPipelineBlocks)]
         return loop
 
-    def _preparing(self, given: set[str]) -> list[ModularPipelineBlocks]:
+    @cached_property
+    def _outlines(self) -> ModularPipeline:
+        return self._pipeline(())
+
+    def _preparing(self, given: frozenset[str]) -> list[ModularPipelineBlocks]:
         """Blocks between the units and the loop that give what the loop must have and nobody gave."""
         lacking, found = set(self._loop.required_inputs) - given, []
         leaves = list(self._leaves.values())

@@ -100,10 +100,10 @@ class DiffusersPipeline(Pipeline):
 
     def normalise(self, raw: Tensor) -> Tensor:
         """The VAE's latents -> the network's: (raw - shift) scale."""
-        return (raw - self._vae["shift_factor"]) * self._vae["scaling_factor"]
+        return (raw - self._shift) * self._vae["scaling_factor"]
 
     def denormalise(self, latents: Tensor) -> Tensor:
-        return latents / self._vae["scaling_factor"] + self._vae["shift_factor"]
+        return latents / self._vae["scaling_factor"] + self._shift
 
     def components(self) -> dict[str, Component]:
         return {name: self._component(name) for name, config in self.configs.items() if config is not None}
@@ -125,7 +125,7 @@ class DiffusersPipeline(Pipeline):
                 output_params=("target_latents",),
                 process=self._mode if mode else self._draw,
                 random="none" if mode else "per_epoch",
-                settings={name: self._vae[name] for name in ("shift_factor", "scaling_factor")},
+                settings={"shift": self._shift, "scale": self._vae["scaling_factor"]},
             ),
         )
 
@@ -184,6 +184,10 @@ class DiffusersPipeline(Pipeline):
     @property
     def _vae(self) -> Mapping[str, Any]:
         return self.configs["vae"]
+
+    @property
+    def _shift(self) -> float:
+        return self._vae["shift_factor"] or 0.0  # null: none
 
     @cached_property
     def reduction(self) -> int:

@@ -6,6 +6,7 @@ Configurations and tokenizers are read at once; a network's weights when they ar
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ from flowrun.cache.sources import MODEL_FILES, folder_identity
 from flowrun.config import ConfigError
 from flowrun.files import HashFile
 from flowrun.modular import Names
+
+log = logging.getLogger(__name__)
 
 INDEX = "model_index.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -61,17 +64,18 @@ class SavedWeights:
         return self._configs.get(name)
 
     def load(self, name: str) -> nn.Module:
-        """In the precision of its files. Raises ConfigError when they are damaged or not this network's."""
+        """In the precision of its files. Raises ConfigError when they are damaged or lack a tensor."""
         cls, folder = self.names.networks[name], self._with_weights(name)
         try:
             dtype = {"torch_dtype": _saved_dtype(folder)} if issubclass(cls, ModelMixin) else {"dtype": "auto"}
             network, found = cls.from_pretrained(folder, local_files_only=True, output_loading_info=True, **dtype)
         except Exception as error:  # the libraries raise many types for a damaged file; all mean the same to the user
             raise ConfigError("model.weights", f"{folder} cannot be loaded: {error}", "save or download them again") from error
-        odd = sorted({*found["missing_keys"], *found["unexpected_keys"]})
-        if odd:
-            what = f"the tensors in {folder} are not this network's: {', '.join(odd[:3])} ({len(odd)} differ)"
+        if missing := sorted(found["missing_keys"]):
+            what = f"{folder} has no {', '.join(missing[:3])} ({len(missing)} tensors are missing)"
             raise ConfigError("model.weights", what, "save or download them again")
+        if more := sorted(found["unexpected_keys"]):
+            log.warning("%s has tensors that the network does not use: %s (%d such)", folder, ", ".join(more[:3]), len(more))
         return network
 
     def outline(self, name: str) -> nn.Module:

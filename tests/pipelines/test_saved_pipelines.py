@@ -181,13 +181,16 @@ def test_components_beside_weights_can_only_be_left_out(folder: Path, change: st
         sd3(folder, change)
 
 
-def test_damaged_and_foreign_weights_are_refused(folder: Path) -> None:
+def test_damaged_and_incomplete_weights_are_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     pipeline = sd3(folder)
     file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
     tensors = load_file(file)
     save_file({name: value for name, value in tensors.items() if name != "proj_out.bias"}, file, metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match="model.weights: .*proj_out.bias"):
+    with pytest.raises(ConfigError, match=r"model.weights: .*has no proj_out.bias \(1 tensors are missing\)"):
         pipeline.components()["transformer"].load()
+    save_file({**tensors, "stranger": torch.zeros(1)}, file, metadata={"format": "pt"})
+    pipeline.components()["transformer"].load()
+    assert "does not use: stranger (1 such)" in caplog.text
     file.write_bytes(file.read_bytes()[:500])
     with pytest.raises(ConfigError, match="model.weights: .*transformer cannot be loaded"):
         pipeline.components()["transformer"].load()

@@ -133,7 +133,8 @@ def test_a_trained_vae_encoder_is_live_and_comes_back(runs: Runs, monkeypatch: p
 def test_adapters_on_text_encoder_and_transformer_together(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    run = both_ways(runs, monkeypatch, family, *LORA, "adapter.lora_base_model=[transformer,text_encoder]")
+    bases = ["transformer", "text_encoder", *(["text_encoder_2"] if family == "sd3" else [])]
+    run = both_ways(runs, monkeypatch, family, *LORA, f"adapter.lora_base_model=[{','.join(bases)}]")
     assert stages(run)["text_encoder"] == "train" and stages(run)["target_moments"] == "cache"
     whole = fresh(family)
     with torch.no_grad():
@@ -144,12 +145,12 @@ def test_adapters_on_text_encoder_and_transformer_together(
     assert (after[place] - before[place]).abs().max() > 1e-4
     with safe_open(run / "model" / "pytorch_lora_weights.safetensors", "pt") as file:
         parts = {key.split(".")[0] for key in file.keys()}  # noqa: SIM118 - not a mapping
-    assert parts == {"transformer", "text_encoder"}
-    assert {next(iter(net.peft_config.values())).lora_alpha for net in (whole.transformer, whole.text_encoder)} == {12}
+    assert parts == set(bases)
+    assert {next(iter(getattr(whole, name).peft_config.values())).lora_alpha for name in bases} == {12}
     ours = make(family)
     ours.load(ours.components(), CPU, torch.float32)
-    config = adapters.Config(kind=adapters.Kind.lora, lora_base_model=["transformer", "text_encoder"], targets="auto",
-                             rank=4, alpha=12.0, dropout=0.0, init_from=str(run / "model"))  # fmt: skip
+    config = adapters.Config(kind=adapters.Kind.lora, lora_base_model=bases, targets="auto", rank=4,
+                             alpha=12.0, dropout=0.0, init_from=str(run / "model"))  # fmt: skip
     adapters.attach(ours.models, [], config, ours.lora_targets, seed=0)
     torch.testing.assert_close(encoded(ours, ["a red apple"])["pooled_prompt_embeds"], after[place], atol=1e-5, rtol=1e-5)
 
