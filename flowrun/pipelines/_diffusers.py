@@ -1,4 +1,4 @@
-"""What all families on diffusers' modular blocks share: components, the target's units, begin, velocity, decode.
+"""What all families on diffusers' modular blocks share: components, begin, velocity, decode.
 
 Legend: B rows, C channels, h w latent height and width, H W picture height and width in pixels.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -21,17 +20,15 @@ from flowrun.config import ConfigError
 from flowrun.files import HashFile
 from flowrun.flow.path import wide
 from flowrun.graph import Unit
-from flowrun.modular import Modular, component_names, quiet
+from flowrun.modular import Modular, component_names
+from flowrun.modular.blocks import quiet
 from flowrun.pipelines import Component, Pipeline
 from flowrun.pipelines._random import RandomWeights
 from flowrun.pipelines._saved import SavedWeights
+from flowrun.pipelines._targets import Target, target_units
+from flowrun.pipelines._texts import long_texts
 
 TIME_UNITS = 1000  # what the blocks call time runs from 0 to 1000
-
-
-class Target(Enum):
-    draw = "draw"
-    mode = "mode"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -109,25 +106,8 @@ class DiffusersPipeline(Pipeline):
         return {name: self._component(name) for name, config in self.configs.items() if config is not None}
 
     def units(self) -> tuple[Unit, ...]:
-        mode = self.config.target is Target.mode
-        return (
-            *self.modular.units(self.inputs),
-            Unit(
-                name="target_moments",
-                input_params=("image",),
-                output_params=("target_mean", "target_std"),
-                onload_model_names=("vae",),
-                process=_moments,
-            ),
-            Unit(
-                name="target_latents",
-                input_params=("target_mean",) if mode else ("target_mean", "target_std"),
-                output_params=("target_latents",),
-                process=self._mode if mode else self._draw,
-                random="none" if mode else "per_epoch",
-                settings={"shift": self._shift, "scale": self._vae["scaling_factor"]},
-            ),
-        )
+        settings = {"shift": self._shift, "scale": self._vae["scaling_factor"]}
+        return (*self.modular.units(self.inputs), *target_units(self.config.target, self.normalise, settings))
 
     def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
         side, (height, width) = self.reduction * self.patch, size
@@ -167,18 +147,10 @@ class DiffusersPipeline(Pipeline):
     def long_texts(self, texts: Sequence[str]) -> list[str]:
         found = []
         for name, setting in self.tokens.items():
-            if self.configs[name.replace("tokenizer", "text_encoder")] is None:
-                continue
-            tokenizer = self.modular.part(name)
-            most = self.modular.settings[setting] if setting else tokenizer.model_max_length
-            # a token is at least one byte, and there are a few marks beside them
-            long = [text for text in dict.fromkeys(texts) if len(text.encode()) > most - MARKS]
-            counts = [len(ids) for ids in tokenizer(long, verbose=False)["input_ids"]] if long else []
-            cut = [f"{text[:SHOWN]!r} has {n}" for text, n in zip(long, counts, strict=True) if n > most]
-            if cut:
-                more = f" and {len(cut) - NAMED} more" if len(cut) > NAMED else ""
-                found.append(f"{name} takes {most} tokens and {len(cut)} of {len(set(texts))} texts have more: the rest is "
-                             f"cut off ({'; '.join(cut[:NAMED])}{more})")  # fmt: skip
+            if self.configs[name.replace("tokenizer", "text_encoder")] is not None:
+                tokenizer = partial(self.modular.part, name)
+                most = self.modular.settings[setting] if setting else tokenizer().model_max_length
+                found += long_texts(name, tokenizer, most, texts)
         return found
 
     @property
@@ -196,26 +168,20 @@ class DiffusersPipeline(Pipeline):
 
     def _weights(self) -> RandomWeights | SavedWeights:
         c = self.config
+        without = {name for name, settings in c.components.items() if settings is None}
+        if needed := sorted(without - {*self.optional}):
+            fix = f"what can be left out: {', '.join(self.optional) or 'nothing'}"
+            raise ConfigError(f"model.components.{needed[0]}", "is null, but this pipeline needs it", fix)
         if c.weights is None:
-            return RandomWeights(self.names, self._with_parts(c.components), self.seed)
-        without = [name for name, settings in c.components.items() if settings is None]
+            return RandomWeights(self.names, c.components, self.seed)
         for name in c.components:
-            if name not in self.names.networks or (name in without and name not in self.optional):
-                fix = f"these can be: {', '.join(self.optional) or 'none'}"
-                raise ConfigError(f"model.components.{name}", "cannot be left out of this pipeline", fix)
-        saved = SavedWeights(self.names, c.weights, {*without, *map(_tokenizer_of, without)}, self._optional_parts())
+            if name not in self.names.networks:
+                raise ConfigError(f"model.components.{name}", "comes with model.weights", "leave it out")
+        optional = {*self.optional, *map(_tokenizer_of, self.optional)}
+        saved = SavedWeights(self.names, c.weights, {*without, *map(_tokenizer_of, without)}, optional)
         for name, settings in c.components.items():
             _compare(name, settings or {}, saved.config(name) or {}, c.weights)
         return saved
-
-    def _with_parts(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        for name, value in settings.items():
-            if value is None and name not in self.optional:
-                raise ConfigError(f"model.components.{name}", "is null", f"give its settings; {self.optional} may be null")
-        return settings
-
-    def _optional_parts(self) -> set[str]:
-        return {*self.optional, *map(_tokenizer_of, self.optional)}
 
     def _component(self, name: str) -> Component:
         w = self.weights
@@ -228,28 +194,6 @@ class DiffusersPipeline(Pipeline):
         beside = _tokenizer_of(name)
         parts = [self.weights.part_identity(beside, hash_file)] if beside in self.names.parts else []
         return digest(self.weights.identity(name, hash_file), parts)
-
-    def _draw(self, ctx: Any, target_mean: Tensor, target_std: Tensor) -> dict[str, Tensor]:
-        """mean + std noise, normalised: [C, h, w], fp32."""
-        noise = torch.randn(target_mean.shape, generator=ctx.generator).to(target_mean.device)
-        return {"target_latents": self.normalise(wide(target_mean) + wide(target_std) * noise)}
-
-    def _mode(self, ctx: Any, target_mean: Tensor) -> dict[str, Tensor]:
-        """The mean, normalised: [C, h, w], fp32."""
-        return {"target_latents": self.normalise(wide(target_mean))}
-
-
-MARKS = 2  # most tokens that a tokenizer here adds to a text
-SHOWN, NAMED = 60, 5  # letters of a long text, and long texts, in a warning
-
-
-def _moments(ctx: Any, image: Tensor) -> dict[str, Tensor]:
-    """image: uint8 [3, H, W] -> mean and standard deviation of its latents, each [C, h, w]."""
-    vae = ctx.models["vae"]
-    weight = next(vae.parameters())
-    pixels = (image.to(weight.device).float() / 127.5 - 1).to(weight.dtype)[None]  # [1, 3, H, W] in [-1, 1]
-    posterior = vae.encode(pixels).latent_dist
-    return {"target_mean": posterior.mean[0], "target_std": posterior.std[0]}
 
 
 def _tokenizer_of(network: str) -> str:

@@ -171,9 +171,10 @@ def test_t5_can_be_left_out_and_may_be_missing(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("+model.components.vae=null", "model.components.vae: cannot be left out .*; these can be: text_encoder_3"),
+        ("+model.components.vae=null", "model.components.vae: is null, but .* needs it; what can be left out: text_encoder_3"),
         ("+model.components.transformer={num_layers:3}", "transformer.num_layers: is 3, but .* was made with 2; leave it out"),
-        ("+model.components.tokenizer=null", "model.components.tokenizer: cannot be left out"),
+        ("+model.components.tokenizer=null", "model.components.tokenizer: is null, but this pipeline needs it"),
+        ("+model.components.scheduler={shift:2.0}", "model.components.scheduler: comes with model.weights; leave it out"),
     ],
 )
 def test_components_beside_weights_can_only_be_left_out(folder: Path, change: str, message: str) -> None:

@@ -17,24 +17,22 @@ Legend: B rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from diffusers import ModularPipeline
-from diffusers.configuration_utils import FrozenDict
 from diffusers.modular_pipelines.modular_pipeline import (
     BlockState,
     LoopSequentialPipelineBlocks,
     ModularPipelineBlocks,
-    PipelineState,
     SequentialPipelineBlocks,
-)  # fmt: skip
+)
 from torch import Tensor, nn
 
 from flowrun.graph import Unit
+from flowrun.modular.blocks import BlockCall, StandIn, call, quiet, state_of, unwrapped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +87,11 @@ class Modular:
 
     def begin(self, given: Mapping[str, Any]) -> BlockState:
         """What the loop reads, from `given` (name -> [B, ...] or a plain value) and the preparing blocks."""
-        state, names = _state({**self.settings, **given}), frozenset(given)
+        state, names = state_of({**self.settings, **given}), frozenset(given)
         if names not in self._prepared_by:
             self._prepared_by[names] = self._preparing(names)
         for block in self._prepared_by[names]:
-            _call(block, self._outlines, state)
+            call(block, self._outlines, state)
         return self._loop.get_block_state(state)
 
     def velocity(self, prepared: BlockState, x: Tensor, time: Tensor, network: nn.Module) -> Tensor:
@@ -104,7 +102,7 @@ class Modular:
         state.latents = x
         denoise = next(iter(self._loop.sub_blocks.values()))
         setattr(self._denoising, self.denoiser, network)
-        _unwrapped(denoise)(denoise, self._denoising, state, i=0, t=time)
+        unwrapped(denoise)(denoise, self._denoising, state, i=0, t=time)
         return state.noise_pred
 
     def schedule(self, steps: int, size: tuple[int, int]) -> Tensor:
@@ -112,7 +110,7 @@ class Modular:
         height, width = size
         given = {"num_inference_steps": steps, "height": height, "width": width, "batch_size": 1}
         (block,) = [block for name, block in self._leaves.items() if name.endswith("set_timesteps")]
-        _call(block, self._pipeline(("scheduler",)), _state({**self.settings, **given}))
+        call(block, self._pipeline(("scheduler",)), state_of({**self.settings, **given}))
         return self.part("scheduler").sigmas.float().cpu()
 
     @cached_property
@@ -160,6 +158,7 @@ class Modular:
         fixed = {i.name: self.settings[i.name] for i in block.inputs if i.name in self.settings and i.name not in known}
         networks = tuple(n for n in block.component_names if self.configs.get(n) is not None)
         absent = sorted(n for n in block.component_names if n in self.configs and self.configs[n] is None)
+        parts = [n for n in block.component_names if n in self.names.parts]
         kind = type(block)
         # its one message, the cut of a long text, is given before the run by whoever knows the rows
         logging.getLogger(kind.__module__).setLevel(logging.ERROR)
@@ -169,7 +168,7 @@ class Modular:
             output_params=tuple(dict.fromkeys((*outputs, *self.rewrites.get(name, reads)))),
             onload_model_names=networks,
             may_write=name not in self.rewrites,
-            process=BlockCall(self, block, fixed, outputs),
+            process=BlockCall(block, partial(self._pipeline, parts), fixed, outputs),
             settings={"block": f"{kind.__module__}.{kind.__qualname__}", "absent": absent, **fixed},
         )
 
@@ -183,74 +182,3 @@ class Modular:
         for name in parts:
             setattr(components, name, self.part(name))
         return components
-
-
-class StandIn:
-    """An absent network: its configuration, and nothing that computes."""
-
-    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
-        self.name, self.config = name, FrozenDict(config)
-
-    def __getattr__(self, attribute: str) -> Any:
-        raise AttributeError(f"a block asks for {attribute!r} of {self.name}, which it does not declare as a component")
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        raise TypeError(f"a block calls {self.name}, which it does not declare as a component")
-
-
-class BlockCall:
-    """A unit's process: the block on a batch of one row, with the models that the unit declares."""
-
-    def __init__(self, modular: Modular, block: ModularPipelineBlocks, fixed: Mapping[str, Any], outputs: list[str]):
-        self.modular, self.block, self.fixed, self.outputs = modular, block, fixed, outputs
-
-    @cached_property
-    def components(self) -> ModularPipeline:
-        parts = [n for n in self.block.component_names if n in self.modular.names.parts]
-        return self.modular._pipeline(parts)
-
-    def __call__(self, ctx: Any, **inputs: Any) -> dict[str, Any]:
-        """Returns the declared outputs, and those inputs that the block replaced, without the batch's dimension."""
-        for name in ctx.models:
-            setattr(self.components, name, ctx.models[name])
-        given = {name: value[None] if isinstance(value, Tensor) else value for name, value in inputs.items()}
-        state = _state({**self.fixed, **given})
-        _call(self.block, self.components, state)
-        replaced = [name for name, value in given.items() if state.get(name) is not value]
-        return {name: self._row(name, state.get(name)) for name in (*self.outputs, *replaced)}
-
-    def _row(self, name: str, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if value.shape[0] != 1:
-            raise ValueError(f"{type(self.block).__name__} returns {name} of shape {list(value.shape)} for one row")
-        return value[0]
-
-
-@contextmanager
-def quiet(library: str) -> Iterator[None]:
-    """Within the block this logger says errors only."""
-    talking = logging.getLogger(library)
-    level = talking.level
-    talking.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        talking.setLevel(level)
-
-
-def _state(values: Mapping[str, Any]) -> PipelineState:
-    state = PipelineState()
-    for name, value in values.items():
-        state.set(name, value)
-    return state
-
-
-def _call(block: ModularPipelineBlocks, components: ModularPipeline, state: PipelineState) -> None:
-    _unwrapped(block)(block, components, state)
-
-
-def _unwrapped(block: ModularPipelineBlocks) -> Callable[..., Any]:
-    """The block's function without `torch.no_grad` around it."""
-    call = type(block).__call__
-    return getattr(call, "__wrapped__", call)
