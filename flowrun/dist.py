@@ -60,6 +60,20 @@ class Dist:
         """Around forward and backward of one micro-batch: processes average their gradients at the last one only."""
         return nullcontext() if last or not isinstance(module, DistributedDataParallel) else module.no_sync()
 
+    def average(self, parameters: Iterable[Parameter]) -> None:
+        """The mean over processes of the gradients of parameters outside `prepare`'s wrappers; where one process has
+        none it counts as zeros, where no process has one it stays so.
+
+        For networks that are called several times before one backward pass, which the wrapper does not support."""
+        parameters = list(parameters)
+        if self.world == 1 or not parameters:
+            return
+        having = self.sum(torch.tensor([float(p.grad is not None) for p in parameters], device=self.device))
+        for parameter, count in zip(parameters, having.tolist(), strict=True):
+            if count:
+                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = self.sum(own) / self.world
+
     def backward(self, loss: Tensor) -> None:
         self._accelerator.backward(loss)
 

@@ -95,11 +95,12 @@ class Assembly:
 
     @property
     def train_models(self) -> tuple[str, ...]:
-        """Components whose weights the train stage loads: for live units, for what is trained, and for the loss."""
+        """Components whose weights the train stage loads: for live units, for what is trained, for the loss and samples."""
         names = {
             *self.split.models_live,
             *self.prompt_split.models_live,
             *(name.split(".")[0] for name in self.trained),
+            *(self.pipeline.decoders if self.prompts else ()),
         }
         return tuple(sorted(names | {self.pipeline.denoiser}))
 
@@ -152,7 +153,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
         stages,
         steps,
         end,
-        [*fitting, *check_optimizer(run.optimizer, steps)],
+        [*fitting, *check_optimizer(run.optimizer, steps), *pipeline.long_texts([row.prompt for row in (*rows, *prompts)])],
     )
 
 

@@ -52,7 +52,7 @@ def pictures(pipeline: Pipeline, encoded: Mapping[str, Mapping[str, Tensor]], pr
 def walks(pipeline: Pipeline, encoded: Mapping[str, Mapping[str, Tensor]], wanted: Sequence[tuple[str, int]],
           size: tuple[int, int], steps: int, guidance: float) -> Iterator[Walk]:  # fmt: skip
     """Denoise each (prompt, seed) of `wanted`, some at a time and in order; the rest is as for `pictures`."""
-    sigmas = pipeline.schedule(steps)
+    sigmas = pipeline.schedule(steps, size)
     device = next(pipeline.models[pipeline.denoiser].parameters()).device
     for start in range(0, len(wanted), CHUNK):
         chunk = wanted[start : start + CHUNK]

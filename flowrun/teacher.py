@@ -18,10 +18,10 @@ from typing import Any
 from safetensors.torch import save
 
 from flowrun.config import ConfigError, UserError
-from flowrun.data.teacher import COLUMNS, TABLE
 from flowrun.disk import saving
 from flowrun.files import write_atomic
 from flowrun.finished import Finished, saved_run
+from flowrun.pairs import COLUMNS, TABLE
 from flowrun.progress import Progress
 from flowrun.sampling import CHUNK
 

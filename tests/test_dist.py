@@ -129,6 +129,11 @@ def rank():
         with dist.syncing(wrapped, last=micro == 1):
             dist.backward(wrapped(torch.full((1, 3), dist.rank + 1.0)).sum())
         seen[f"gradient{micro}"] = model["used"].weight.grad[0].tolist()
+    left, right, nowhere = net(), net(), net()
+    left.weight.grad = torch.full((1, 3), 2.0 * dist.rank + 1) if dist.rank else None
+    right.weight.grad = torch.full((1, 3), dist.rank + 1.0)
+    dist.average([left.weight, right.weight, nowhere.weight])
+    seen["averages"] = [left.weight.grad[0, 0].item(), right.weight.grad[0, 0].item(), nowhere.weight.grad]
     seen["any"] = [dist.any(dist.rank == 1), dist.any(False)]
     seen["sum"] = float(dist.sum(torch.tensor(dist.rank + 1.0)))
     dist.wait()
@@ -171,6 +176,7 @@ def test_two_processes_average_gradients_agree_on_stopping_and_wrap_only_what_is
             "sum": 3.0,
             "gradient0": [r + 1.0] * 3,
             "gradient1": [3.0] * 3,
+            "averages": [1.5, 1.5, None],
         }
 
 

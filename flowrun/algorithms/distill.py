@@ -69,7 +69,8 @@ class Distill(Algorithm):
     def loss(self, pipeline: Pipeline, batch: Mapping[str, Tensor], generator: torch.Generator) -> StepOut:
         start, end = self.reads(pipeline)[-2:]
         noise, target = wide(batch[start]), wide(batch[end])                          # [B, ...]
-        sigmas = pipeline.schedule(self.config.steps).to(noise.device)                # [N + 1], as in sampling
+        height, width = (side * pipeline.reduction for side in noise.shape[-2:])      # in pixels
+        sigmas = pipeline.schedule(self.config.steps, (height, width)).to(noise.device)  # [N + 1], as in sampling
         prepared = pipeline.begin(batch, sigmas[:-1], noise)
         x = solve(lambda x, sigma: pipeline.velocity(prepared, x, sigma.expand(len(x))), noise, sigmas)  # [B, ...]
         squares = (x - target).square()

@@ -1,8 +1,4 @@
-"""Noise and the latents that a teacher made from it, one pair per row: what `python -m flowrun.teacher` writes.
-
-<path>/rows.csv               id,prompt,seed,height,width
-<path>/<id>.safetensors       noise [C, h, w] and latents [C, h, w], fp32
-"""
+"""Noise and the latents that a teacher made from it, one pair per row: what `python -m flowrun.teacher` writes."""
 
 from __future__ import annotations
 
@@ -19,9 +15,7 @@ from flowrun.cache.key import digest
 from flowrun.config import ConfigError, DataError
 from flowrun.data import Row, Source
 from flowrun.files import HashFile
-
-TABLE = "rows.csv"
-COLUMNS = ("id", "prompt", "seed", "height", "width")
+from flowrun.pairs import COLUMNS, TABLE
 
 
 class Teacher(Source):

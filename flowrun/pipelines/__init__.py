@@ -8,7 +8,7 @@ Legend: B rows, C channels, h w latent height and width, H W picture height and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -39,6 +39,7 @@ class Pipeline(ABC):
     conditions: ClassVar[tuple[str, ...]]  # names that `begin` reads
     target: ClassVar[str]  # name of the clean latents
     denoiser: ClassVar[str] = "transformer"  # the component that `velocity` calls
+    decoders: ClassVar[tuple[str, ...]] = ()  # components that `decode` calls
     lora_targets: ClassVar[Mapping[str, tuple[str, ...]]]  # component -> module names that `adapter.targets=auto` means
 
     def __init__(self, config: Any, seed: int) -> None:
@@ -52,13 +53,18 @@ class Pipeline(ABC):
     def units(self) -> tuple[Unit, ...]:
         """What is computed per row before the loss, in order."""
 
+    @property
+    @abstractmethod
+    def reduction(self) -> int:
+        """Pixels of a picture's side for each of its latents' side."""
+
     @abstractmethod
     def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
         """(C, h, w) of a picture of (height, width) pixels. Raises ConfigError when the model cannot take that size."""
 
     @abstractmethod
-    def schedule(self, steps: int) -> Tensor:
-        """Noise levels to sample at, from 1 to 0: [steps + 1], fp32."""
+    def schedule(self, steps: int, size: tuple[int, int]) -> Tensor:
+        """Noise levels to sample pictures of (height, width) pixels at, from 1 to 0: [steps + 1], fp32."""
 
     @abstractmethod
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> Any:
@@ -73,6 +79,10 @@ class Pipeline(ABC):
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
         """Clean latents [B, C, h, w] -> pictures [B, 3, H, W], fp32 in [-1, 1]."""
+
+    def long_texts(self, texts: Sequence[str]) -> list[str]:
+        """Warnings about those that the text encoders cut, counted and named. Loads no weights."""
+        return []
 
     def noise(self, size: tuple[int, int], generator: torch.Generator) -> Tensor:
         """Where the sampling of one picture starts: [C, h, w], fp32, on the generator's device."""

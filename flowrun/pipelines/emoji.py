@@ -137,6 +137,10 @@ class EmojiPipeline(Pipeline):
             ),
         )
 
+    @property
+    def reduction(self) -> int:
+        return self.config.latents.patch
+
     def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
         patch = self.config.latents.patch
         height, width = size
@@ -145,7 +149,7 @@ class EmojiPipeline(Pipeline):
             raise ConfigError("data", what, f"choose sizes that are multiples of model.latents.patch = {patch}")
         return 3 * patch**2, height // patch, width // patch
 
-    def schedule(self, steps: int) -> Tensor:
+    def schedule(self, steps: int, size: tuple[int, int]) -> Tensor:
         return sigmas(steps, self.config.scheduler.shift)  # [steps + 1]
 
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> Prepared:

@@ -74,8 +74,8 @@ def _load(assembly: Assembly, dist: Dist) -> None:
     if assembly.run.train.gradient_checkpointing:
         for name in {name.split(".")[0] for name in assembly.trained}:
             _checkpoint_gradients(name, pipeline.models[name])
-    for name, model in pipeline.models.items():
-        pipeline.models[name] = dist.prepare(model)
+    # Units call an encoder once per row, so its gradients are averaged by hand: see Trainer.
+    pipeline.models[pipeline.denoiser] = dist.prepare(pipeline.models[pipeline.denoiser])
 
 
 def _checkpoint_gradients(name: str, model: Any) -> None:

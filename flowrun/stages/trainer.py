@@ -51,6 +51,8 @@ class Trainer:
         self.parameters = trained_parameters(self.pipeline.models)
         self.optimizer = make_optimizer(self.run.optimizer, self.parameters)
         self.schedule = make_schedule(self.run.optimizer, self.optimizer, self.steps)
+        denoiser = f"{self.pipeline.denoiser}."
+        self._outside = [p for name, p in self.parameters.items() if not name.startswith(denoiser)]  # of the wrapper
         self.saved = 0  # updates in the newest checkpoint, 0 while there is none
         self._looked = False  # for parameters without a gradient
         self.ema = Ema(list(self.parameters.values()), self.run.optimizer.ema) if self.run.optimizer.ema else None
@@ -100,6 +102,7 @@ class Trainer:
         return {"loss": loss, **{name: float(value) for name, value in out.metrics.items()}}
 
     def _update(self, step: int) -> float:
+        self.dist.average(self._outside)
         norm = self.dist.clip(self.optimizer, self.parameters.values(), self.run.optimizer.clip)
         if not math.isfinite(norm) and not self.dist.scales_gradients:
             raise Failure(f"step {step + 1}: the gradient norm is {norm} although the loss is finite", self._remedy())

@@ -19,12 +19,13 @@ def distill(steps=2, noise="paired"):
 class Stub:
     """A pipeline whose velocity is `answer(x, sigma)`; it keeps the levels it was asked at."""
 
-    conditions, target = (), "target_latents"
+    conditions, target, reduction = (), "target_latents", 8
 
     def __init__(self, answer):
         self.answer, self.levels = answer, []
 
-    def schedule(self, steps):
+    def schedule(self, steps, size):
+        assert size == (32, 32)  # 4 x 4 latents
         return sigmas(steps, 3.0)
 
     def begin(self, batch, levels, noise):

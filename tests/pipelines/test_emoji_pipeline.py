@@ -168,8 +168,8 @@ def test_noise_follows_the_generator(make: Make) -> None:
 
 def test_sampling_levels_follow_the_shift(make: Make) -> None:
     even = torch.linspace(1, 0, 9)
-    torch.testing.assert_close(make().schedule(8), even)
-    torch.testing.assert_close(make(scheduler={"shift": 3.0}).schedule(8), 3 * even / (1 + 2 * even))
+    torch.testing.assert_close(make().schedule(8, (32, 32)), even)
+    torch.testing.assert_close(make(scheduler={"shift": 3.0}).schedule(8, (32, 32)), 3 * even / (1 + 2 * even))
 
 
 def test_the_units_declare_exactly_what_they_touch(make: Make) -> None:

@@ -1,0 +1,184 @@
+"""Any diffusers modular pipeline as units, live preparation and velocity.
+
+A workflow is a sequence of blocks that declare what they read, write and call. Here it is read as
+
+    units        blocks before `denoise` that need neither the denoiser nor the scheduler: per row, cacheable
+    preparation  blocks of `denoise` before its loop: per batch, live; those run that give the loop what it lacks
+    velocity     the first block of the loop, which calls the denoiser
+    schedule     the block that sets the scheduler's noise levels
+
+Blocks carry `no_grad`; they are called without it, so that gradients reach trained encoders. Components, and defaults of
+inputs, are those of the whole workflow: blocks contradict one another there. A network that is not loaded is replaced by
+its configuration, since blocks derive sizes from one and take a constant, without a word, when there is none.
+
+Legend: B rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from diffusers import ModularPipeline
+from diffusers.modular_pipelines.modular_pipeline import (
+    BlockState,
+    LoopSequentialPipelineBlocks,
+    ModularPipelineBlocks,
+    SequentialPipelineBlocks,
+)
+from torch import Tensor, nn
+
+from flowrun.graph import Unit
+from flowrun.modular.blocks import BlockCall, StandIn, call, quiet, state_of, unwrapped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """Components of a workflow, in order. networks: with weights; parts: without, but saved: tokenizers, schedulers."""
+
+    networks: dict[str, type]
+    parts: dict[str, type]
+
+
+def component_names(blocks: SequentialPipelineBlocks) -> Names:
+    saved = {c.name: c.type_hint for c in blocks.expected_components if c.default_creation_method == "from_pretrained"}
+    networks = {name: cls for name, cls in saved.items() if issubclass(cls, nn.Module)}
+    return Names(networks=networks, parts={name: cls for name, cls in saved.items() if name not in networks})
+
+
+class Modular:
+    """blocks: the whole workflow. configs: of every network; None: the pipeline does without it.
+
+    part: gives a tokenizer or scheduler by name; asked once for each, when it is first used. denoiser: the network that
+    the loop calls. settings: values of the blocks' inputs that hold for every row. rewrites: block -> inputs that it
+    replaces without saying so; a block that is not listed may replace any of its inputs."""
+
+    def __init__(
+        self,
+        blocks: SequentialPipelineBlocks,
+        configs: Mapping[str, Mapping[str, Any] | None],
+        part: Callable[[str], Any],
+        denoiser: str,
+        settings: Mapping[str, Any],
+        rewrites: Mapping[str, Collection[str]],
+    ) -> None:
+        self.blocks, self.configs, self.denoiser, self.rewrites = blocks, configs, denoiser, rewrites
+        self.names = component_names(blocks)
+        self._part, self._parts = part, {}
+        self._prepared_by: dict[frozenset[str], list[ModularPipelineBlocks]] = {}  # what was given -> blocks to run
+        defaults = {i.name: i.default for i in blocks.inputs if i.default is not None}
+        self.settings = {**defaults, **settings}
+
+    def part(self, name: str) -> Any:
+        if name not in self._parts:
+            self._parts[name] = self._part(name)
+        return self._parts[name]
+
+    def units(self, data: Collection[str]) -> tuple[Unit, ...]:
+        """data: names that the rows provide."""
+        known, units = set(data), []
+        for name, block in self._encoding.items():
+            units.append(self._unit(name, block, known))
+            known.update(units[-1].output_params)
+        return tuple(units)
+
+    def begin(self, given: Mapping[str, Any]) -> BlockState:
+        """What the loop reads, from `given` (name -> [B, ...] or a plain value) and the preparing blocks."""
+        state, names = state_of({**self.settings, **given}), frozenset(given)
+        if names not in self._prepared_by:
+            self._prepared_by[names] = self._preparing(names)
+        for block in self._prepared_by[names]:
+            call(block, self._outlines, state)
+        return self._loop.get_block_state(state)
+
+    def velocity(self, prepared: BlockState, x: Tensor, time: Tensor, network: nn.Module) -> Tensor:
+        """The loop's prediction at latents x, as the network takes them, and time [B], in the scheduler's unit.
+
+        No classifier-free guidance."""
+        state = BlockState(**prepared.as_dict())
+        state.latents = x
+        denoise = next(iter(self._loop.sub_blocks.values()))
+        setattr(self._denoising, self.denoiser, network)
+        unwrapped(denoise)(denoise, self._denoising, state, i=0, t=time)
+        return state.noise_pred
+
+    def schedule(self, steps: int, size: tuple[int, int]) -> Tensor:
+        """The scheduler's own noise levels for pictures of (height, width) pixels, 0 appended: [steps + 1], fp32."""
+        height, width = size
+        given = {"num_inference_steps": steps, "height": height, "width": width, "batch_size": 1}
+        (block,) = [block for name, block in self._leaves.items() if name.endswith("set_timesteps")]
+        call(block, self._pipeline(("scheduler",)), state_of({**self.settings, **given}))
+        return self.part("scheduler").sigmas.float().cpu()
+
+    @cached_property
+    def _leaves(self) -> dict[str, ModularPipelineBlocks]:
+        return dict(self.blocks.sub_blocks)
+
+    @cached_property
+    def _encoding(self) -> dict[str, ModularPipelineBlocks]:
+        before = dict(list(self._leaves.items())[: self._first_of_denoise])
+        return {n: b for n, b in before.items() if not {self.denoiser, "scheduler"} & set(b.component_names)}
+
+    @property
+    def _first_of_denoise(self) -> int:
+        return next(i for i, name in enumerate(self._leaves) if name.split(".")[0] == "denoise")
+
+    @cached_property
+    def _loop(self) -> LoopSequentialPipelineBlocks:
+        (loop,) = [block for block in self._leaves.values() if isinstance(block, LoopSequentialPipelineBlocks)]
+        return loop
+
+    @cached_property
+    def _outlines(self) -> ModularPipeline:
+        return self._pipeline(())
+
+    def _preparing(self, given: frozenset[str]) -> list[ModularPipelineBlocks]:
+        """Blocks between the units and the loop that give what the loop must have and nobody gave."""
+        lacking, found = set(self._loop.required_inputs) - given, []
+        leaves = list(self._leaves.values())
+        for block in reversed(leaves[self._first_of_denoise : leaves.index(self._loop)]):
+            if lacking & set(block.intermediate_output_names):
+                found.append(block)
+                lacking = (lacking - set(block.intermediate_output_names)) | set(block.required_inputs) - given
+        return found[::-1]
+
+    @cached_property
+    def _denoising(self) -> ModularPipeline:
+        components = self._pipeline(())
+        if getattr(components, "guider", None) is not None:
+            components.guider.disable()  # the caller guides
+        return components
+
+    def _unit(self, name: str, block: ModularPipelineBlocks, known: Collection[str]) -> Unit:
+        reads = tuple(i.name for i in block.inputs if i.name in known)
+        outputs = block.intermediate_output_names
+        fixed = {i.name: self.settings[i.name] for i in block.inputs if i.name in self.settings and i.name not in known}
+        networks = tuple(n for n in block.component_names if self.configs.get(n) is not None)
+        absent = sorted(n for n in block.component_names if n in self.configs and self.configs[n] is None)
+        parts = [n for n in block.component_names if n in self.names.parts]
+        kind = type(block)
+        # its one message, the cut of a long text, is given before the run by whoever knows the rows
+        logging.getLogger(kind.__module__).setLevel(logging.ERROR)
+        return Unit(
+            name=name,
+            input_params=reads,
+            output_params=tuple(dict.fromkeys((*outputs, *self.rewrites.get(name, reads)))),
+            onload_model_names=networks,
+            may_write=name not in self.rewrites,
+            process=BlockCall(block, partial(self._pipeline, parts), fixed, outputs),
+            settings={"block": f"{kind.__module__}.{kind.__qualname__}", "absent": absent, **fixed},
+        )
+
+    def _pipeline(self, parts: Collection[str]) -> ModularPipeline:
+        """The whole workflow's components: these parts, and configurations in place of all networks."""
+        # making a guider logs that guiders may change in later releases; ours only passes predictions through
+        with quiet("diffusers.guiders.guider_utils"):
+            components = self.blocks.init_pipeline()
+        for name, config in self.configs.items():
+            setattr(components, name, None if config is None else StandIn(name, config))
+        for name in parts:
+            setattr(components, name, self.part(name))
+        return components

@@ -1,0 +1,87 @@
+"""Running one block: on a state, without `no_grad`, on one row; and what stands in for a network that is not loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from diffusers import ModularPipeline
+from diffusers.configuration_utils import FrozenDict
+from diffusers.modular_pipelines.modular_pipeline import ModularPipelineBlocks, PipelineState
+from torch import Tensor
+
+
+class StandIn:
+    """An absent network: its configuration, and nothing that computes."""
+
+    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
+        self.name, self.config = name, FrozenDict(config)
+
+    def __getattr__(self, attribute: str) -> Any:
+        raise AttributeError(f"a block asks for {attribute!r} of {self.name}, which it does not declare as a component")
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        raise TypeError(f"a block calls {self.name}, which it does not declare as a component")
+
+
+class BlockCall:
+    """A unit's process: the block on a batch of one row, with the models that the unit declares.
+
+    make: gives the other components, once. fixed: inputs that are the same for every row. outputs: declared ones."""
+
+    def __init__(self, block: ModularPipelineBlocks, make: Callable[[], ModularPipeline], fixed: Mapping[str, Any],
+                 outputs: Sequence[str]) -> None:  # fmt: skip
+        self.block, self._make, self.fixed, self.outputs = block, make, fixed, outputs
+
+    @cached_property
+    def components(self) -> ModularPipeline:
+        return self._make()
+
+    def __call__(self, ctx: Any, **inputs: Any) -> dict[str, Any]:
+        """Returns the declared outputs, and those inputs that the block replaced, without the batch's dimension."""
+        for name in ctx.models:
+            setattr(self.components, name, ctx.models[name])
+        given = {name: value[None] if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        state = state_of({**self.fixed, **given})
+        call(self.block, self.components, state)
+        replaced = [name for name, value in given.items() if state.get(name) is not value]
+        return {name: self._row(name, state.get(name)) for name in (*self.outputs, *replaced)}
+
+    def _row(self, name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if value.shape[0] != 1:
+            raise ValueError(f"{type(self.block).__name__} returns {name} of shape {list(value.shape)} for one row")
+        return value[0]
+
+
+def call(block: ModularPipelineBlocks, components: ModularPipeline, state: PipelineState) -> None:
+    unwrapped(block)(block, components, state)
+
+
+def unwrapped(block: ModularPipelineBlocks) -> Callable[..., Any]:
+    """The block's function without `torch.no_grad` around it."""
+    function = type(block).__call__
+    return getattr(function, "__wrapped__", function)
+
+
+def state_of(values: Mapping[str, Any]) -> PipelineState:
+    state = PipelineState()
+    for name, value in values.items():
+        state.set(name, value)
+    return state
+
+
+@contextmanager
+def quiet(library: str) -> Iterator[None]:
+    """Within the block this logger says errors only."""
+    talking = logging.getLogger(library)
+    level = talking.level
+    talking.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        talking.setLevel(level)

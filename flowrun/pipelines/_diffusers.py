@@ -1,0 +1,207 @@
+"""What all families on diffusers' modular blocks share: components, begin, velocity, decode.
+
+Legend: B rows, C channels, h w latent height and width, H W picture height and width in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import diffusers
+import torch
+from diffusers.modular_pipelines.modular_pipeline import BlockState
+from torch import Tensor
+
+from flowrun.cache.key import digest
+from flowrun.config import ConfigError
+from flowrun.files import HashFile
+from flowrun.flow.path import wide
+from flowrun.graph import Unit
+from flowrun.modular import Modular, component_names
+from flowrun.modular.blocks import quiet
+from flowrun.pipelines import Component, Pipeline
+from flowrun.pipelines._random import RandomWeights
+from flowrun.pipelines._saved import SavedWeights
+from flowrun.pipelines._targets import Target, target_units
+from flowrun.pipelines._texts import long_texts
+
+TIME_UNITS = 1000  # what the blocks call time runs from 0 to 1000
+
+
+@dataclass(kw_only=True, slots=True)
+class Config:
+    weights: str | None         # a folder that save_pretrained made, a hub id, or null: random weights of `components`
+    components: dict[str, Any]  # settings of each component; beside `weights` only null, which leaves one out
+    max_sequence_length: int    # tokens of a caption that the T5 encoder sees, cut or padded
+    target: Target              # draw | mode of what the VAE says of a picture
+
+    def __post_init__(self) -> None:
+        if self.max_sequence_length < 1:
+            raise ConfigError("model.max_sequence_length", f"is {self.max_sequence_length}", "give at least 1")
+
+
+class DiffusersPipeline(Pipeline):
+    """Subclasses name the family's blocks and say how its latents are packed and normalised."""
+
+    inputs = ("image", "prompt")
+    conditions = ("prompt_embeds", "pooled_prompt_embeds")
+    target = "target_latents"
+    decoders = ("vae",)
+
+    blocks: ClassVar[str]  # diffusers' class of the family's modular blocks, all workflows
+    workflow: ClassVar[str] = "text2image"
+    optional: ClassVar[tuple[str, ...]] = ()  # components that the family can do without
+    rewrites: ClassVar[Mapping[str, tuple[str, ...]]]  # block -> inputs that it replaces without saying so
+    tokens: ClassVar[Mapping[str, str | None]]  # tokenizer -> the setting that says how many it gives; None: it knows
+    patch: ClassVar[int] = 2  # side of the squares of latents that are one token
+
+    def __init__(self, config: Any, seed: int) -> None:
+        super().__init__(config, seed)
+        with quiet("transformers"):  # importing a family's blocks warns of image processors that need torchvision
+            workflow = getattr(diffusers, self.blocks)().get_workflow(self.workflow)
+        self.names = component_names(workflow)
+        self.weights = self._weights()
+        self.configs = {name: self.weights.config(name) for name in self.names.networks}
+        self.modular = Modular(
+            workflow, self.configs, self.weights.part, self.denoiser, self.settings(), self.rewrites
+        )
+        self.check()
+
+    def settings(self) -> dict[str, Any]:
+        """Values of the blocks' inputs that hold for every row."""
+        return {"max_sequence_length": self.config.max_sequence_length}
+
+    def check(self) -> None:
+        """Raises ConfigError for settings that do not fit the components."""
+
+    def agree(self, setting: str, value: Any, name: str) -> None:
+        """A setting of the denoiser follows from another component. Raises ConfigError."""
+        found = self.configs[self.denoiser][setting]
+        if found != value:
+            raise ConfigError(f"model.components.{self.denoiser}.{setting}", f"is {found}", f"must be {value}, as {name}")
+
+    def given(self, rows: int, device: torch.device) -> dict[str, Any]:
+        """What the loop reads besides conditions and latents."""
+        return {}
+
+    def pack(self, latents: Tensor) -> Tensor:
+        """[B, C, h, w] -> as the network takes them."""
+        return latents
+
+    def unpack(self, packed: Tensor, like: Tensor) -> Tensor:
+        """As the network returns them -> the shape of `like`, [B, C, h, w]."""
+        return packed
+
+    def normalise(self, raw: Tensor) -> Tensor:
+        """The VAE's latents -> the network's: (raw - shift) scale."""
+        return (raw - self._shift) * self._vae["scaling_factor"]
+
+    def denormalise(self, latents: Tensor) -> Tensor:
+        return latents / self._vae["scaling_factor"] + self._shift
+
+    def components(self) -> dict[str, Component]:
+        return {name: self._component(name) for name, config in self.configs.items() if config is not None}
+
+    def units(self) -> tuple[Unit, ...]:
+        settings = {"shift": self._shift, "scale": self._vae["scaling_factor"]}
+        return (*self.modular.units(self.inputs), *target_units(self.config.target, self.normalise, settings))
+
+    def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
+        side, (height, width) = self.reduction * self.patch, size
+        if height < side or width < side or height % side or width % side:
+            what = f"a picture of {height}x{width} pixels does not divide into tiles of {side}x{side}"
+            raise ConfigError("data", what, f"choose sizes that are multiples of {side}")
+        return self._vae["latent_channels"], height // self.reduction, width // self.reduction
+
+    def schedule(self, steps: int, size: tuple[int, int]) -> Tensor:
+        return self.modular.schedule(steps, size)  # [steps + 1]
+
+    def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> BlockState:
+        dtype = next(self.models[self.denoiser].parameters()).dtype
+        height, width = (self.reduction * side for side in noise.shape[-2:])
+        known = {
+            **{name: batch[name].to(dtype) for name in self.conditions},
+            **self.given(len(noise), noise.device),
+            "latents": self.pack(noise.to(dtype)), "height": height, "width": width,
+            "timesteps": sigmas * TIME_UNITS, "num_inference_steps": len(sigmas),
+        }  # fmt: skip
+        return self.modular.begin(known)
+
+    def velocity(self, prepared: BlockState, x: Tensor, sigma: Tensor) -> Tensor:
+        network = self.models[self.denoiser]
+        dtype = next(network.parameters()).dtype
+        packed = self.pack(x.to(dtype)).contiguous()
+        out = self.modular.velocity(prepared, packed, sigma * TIME_UNITS, network)
+        return self.unpack(wide(out), x)  # [B, C, h, w]; fp32: the loss and the solver need it
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        vae = self.models["vae"]
+        raw = self.denormalise(wide(latents)).to(next(vae.parameters()).dtype)  # [B, C, h, w]
+        rows = [wide(vae.decode(row, return_dict=False)[0]) for row in raw.split(1)]  # one by one: large pictures fit
+        return torch.cat(rows).clamp(-1, 1)  # [B, 3, H, W]
+
+    def long_texts(self, texts: Sequence[str]) -> list[str]:
+        found = []
+        for name, setting in self.tokens.items():
+            if self.configs[name.replace("tokenizer", "text_encoder")] is not None:
+                tokenizer = partial(self.modular.part, name)
+                most = self.modular.settings[setting] if setting else tokenizer().model_max_length
+                found += long_texts(name, tokenizer, most, texts)
+        return found
+
+    @property
+    def _vae(self) -> Mapping[str, Any]:
+        return self.configs["vae"]
+
+    @property
+    def _shift(self) -> float:
+        return self._vae["shift_factor"] or 0.0  # null: none
+
+    @cached_property
+    def reduction(self) -> int:
+        """Pixels per side of one place in the latents."""
+        return 2 ** (len(self._vae["block_out_channels"]) - 1)
+
+    def _weights(self) -> RandomWeights | SavedWeights:
+        c = self.config
+        without = {name for name, settings in c.components.items() if settings is None}
+        if needed := sorted(without - {*self.optional}):
+            fix = f"what can be left out: {', '.join(self.optional) or 'nothing'}"
+            raise ConfigError(f"model.components.{needed[0]}", "is null, but this pipeline needs it", fix)
+        if c.weights is None:
+            return RandomWeights(self.names, c.components, self.seed)
+        for name in c.components:
+            if name not in self.names.networks:
+                raise ConfigError(f"model.components.{name}", "comes with model.weights", "leave it out")
+        optional = {*self.optional, *map(_tokenizer_of, self.optional)}
+        saved = SavedWeights(self.names, c.weights, {*without, *map(_tokenizer_of, without)}, optional)
+        for name, settings in c.components.items():
+            _compare(name, settings or {}, saved.config(name) or {}, c.weights)
+        return saved
+
+    def _component(self, name: str) -> Component:
+        w = self.weights
+        return Component(name=name, load=partial(w.load, name), outline=partial(w.outline, name),
+                         configure=lambda: self.configs[name], identity=partial(self._identity, name),
+                         describe=w.describe(name))  # fmt: skip
+
+    def _identity(self, name: str, hash_file: HashFile) -> bytes:
+        """Of the network and of the tokenizers that are used beside it: other tokens would be another model."""
+        beside = _tokenizer_of(name)
+        parts = [self.weights.part_identity(beside, hash_file)] if beside in self.names.parts else []
+        return digest(self.weights.identity(name, hash_file), parts)
+
+
+def _tokenizer_of(network: str) -> str:
+    return network.replace("text_encoder", "tokenizer") if network.startswith("text_encoder") else ""
+
+
+def _compare(name: str, settings: Mapping[str, Any], saved: Mapping[str, Any], weights: str) -> None:
+    for setting, value in settings.items():
+        if setting in saved and saved[setting] != value:
+            what = f"is {value!r}, but {weights} was made with {saved[setting]!r}"
+            raise ConfigError(f"model.components.{name}.{setting}", what, "leave it out")

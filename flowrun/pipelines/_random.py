@@ -1,0 +1,90 @@
+"""A pipeline that nobody has saved: networks of given settings with weights drawn from the seed, letters as tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from diffusers import ModelMixin
+from torch import nn
+
+from flowrun.cache.key import digest
+from flowrun.config import ConfigError
+from flowrun.files import HashFile
+from flowrun.graph import seed_of
+from flowrun.modular import Names
+from flowrun.pipelines._network import configuration
+from flowrun.pipelines._tokenizers import tokenizer
+from flowrun.spelling import suggest
+
+KEY = "model.components"
+
+
+class RandomWeights:
+    """settings: of each network and of the scheduler; a null one is left out. Raises ConfigError for what is wrong."""
+
+    def __init__(self, names: Names, settings: Mapping[str, Any], seed: int) -> None:
+        self.names, self.seed = names, seed
+        known = [*names.networks, *(name for name in names.parts if not _is_tokenizer(name))]
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"{KEY}.{name}", "is no component that takes settings", suggest(name, known))
+        for name in known:
+            if name not in settings:
+                raise ConfigError(f"{KEY}.{name}", "is not given", "give its settings, or a folder as model.weights")
+        self._given = {name: settings[name] for name in known}
+        self._configs = {name: self._full(name) for name in names.networks if settings[name] is not None}
+
+    def config(self, name: str) -> Mapping[str, Any] | None:
+        """Complete settings of a network; None: left out."""
+        return self._configs.get(name)
+
+    def load(self, name: str) -> nn.Module:
+        """Random weights: a function of seed and name."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(self.seed, "weights", name))
+            return self._make(name)
+
+    def outline(self, name: str) -> nn.Module:
+        with torch.device("meta"):
+            return self._make(name)
+
+    def identity(self, name: str, hash_file: HashFile) -> bytes:
+        plain = json.dumps(self._configs[name], sort_keys=True, default=str)
+        return digest(self.names.networks[name].__name__, plain, "seed", self.seed, name)
+
+    def part(self, name: str) -> Any:
+        cls = self.names.parts[name]
+        if _is_tokenizer(name):
+            return tokenizer(cls)
+        return cls(**configuration(cls, self._given[name], f"{KEY}.{name}"))
+
+    def part_identity(self, name: str, hash_file: HashFile) -> bytes:
+        return digest(name, self.part(name).backend_tokenizer.to_str())
+
+    def describe(self, name: str) -> str:
+        return f"{self.names.networks[name].__name__}, random weights, seed {self.seed}"
+
+    def _full(self, name: str) -> dict[str, Any]:
+        cls, given, key = self.names.networks[name], dict(self._given[name]), f"{KEY}.{name}"
+        if issubclass(cls, ModelMixin):
+            return configuration(cls, given, key)
+        configuration(cls.config_class, given, key)  # for its checks: the class itself derives more than it is given
+        return cls.config_class(**{**given, **self._vocabulary(name)}).to_dict()
+
+    def _vocabulary(self, name: str) -> dict[str, int]:
+        """What a text encoder must have in common with its tokenizer."""
+        words = self.part(name.replace("text_encoder", "tokenizer"))
+        ids = {"bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id}
+        return {"vocab_size": len(words), "pad_token_id": words.pad_token_id,
+                **{key: value for key, value in ids.items() if value is not None}}  # fmt: skip
+
+    def _make(self, name: str) -> nn.Module:
+        cls, config = self.names.networks[name], self._configs[name]
+        return cls(**config) if issubclass(cls, ModelMixin) else cls(cls.config_class(**config))
+
+
+def _is_tokenizer(name: str) -> bool:
+    return name.startswith("tokenizer")

@@ -1,0 +1,24 @@
+"""Texts that are longer than a text encoder takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+MARKS = 2  # most tokens that a tokenizer here adds to a text
+SHOWN, NAMED = 60, 5  # letters of a long text, and long texts, in a warning
+
+
+def long_texts(name: str, tokenizer: Callable[[], Any], most: int, texts: Sequence[str]) -> list[str]:
+    """One warning that counts and names the texts of more than `most` tokens, or none. name: the tokenizer's.
+
+    A token is at least one byte, so most texts need no counting, and without long ones the tokenizer is not asked for."""
+    different = list(dict.fromkeys(texts))
+    long = [text for text in different if len(text.encode()) > most - MARKS]
+    counts = [len(ids) for ids in tokenizer()(long, verbose=False)["input_ids"]] if long else []
+    cut = [f"{text[:SHOWN]!r} has {n}" for text, n in zip(long, counts, strict=True) if n > most]
+    if not cut:
+        return []
+    more = f" and {len(cut) - NAMED} more" if len(cut) > NAMED else ""
+    what = f"{name} takes {most} tokens and {len(cut)} of {len(different)} texts have more: the rest is cut off"
+    return [f"{what} ({'; '.join(cut[:NAMED])}{more})"]

@@ -1,0 +1,77 @@
+"""Tiny pipelines of the real families, and diffusers' own pipelines of the same weights."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline, FluxPipeline, StableDiffusion3Pipeline
+
+from flowrun.compose import compose
+from flowrun.config import Model
+from flowrun.graph import Draws, Executor, State
+from flowrun.pipelines._diffusers import DiffusersPipeline
+from flowrun.registry import PIPELINES
+
+CPU, SIZE = torch.device("cpu"), (64, 64)
+THEIRS = {"sd3": StableDiffusion3Pipeline, "flux": FluxPipeline}
+PROMPTS = ["a red apple", "a very small cat on top of a large house", ""]
+
+
+def make(family: str, *overrides: str, seed: int = 0) -> DiffusersPipeline:
+    """The family's tiny option, without weights."""
+    return assembled(f"{family}_tiny", *overrides, seed=seed)
+
+
+def assembled(option: str, *overrides: str, seed: int = 0) -> DiffusersPipeline:
+    """A model option's pipeline, without weights."""
+    run = compose([f"model={option}", *overrides])
+    cls = PIPELINES.find(run.model["pipeline"], "model.pipeline")
+    return cls(PIPELINES.build("model", cls, run.model, beside=Model), seed)
+
+
+@cache
+def loaded(family: str) -> DiffusersPipeline:
+    """With all weights; tests do not change it."""
+    pipeline = make(family)
+    pipeline.load(pipeline.components(), CPU, torch.float32)
+    return pipeline
+
+
+@cache
+def theirs(family: str) -> DiffusionPipeline:
+    """Diffusers' pipeline of the same networks, tokenizers and scheduler settings."""
+    return as_diffusers(loaded(family), THEIRS[family])
+
+
+def as_diffusers(pipeline: DiffusersPipeline, cls: type) -> DiffusionPipeline:
+    parts = {name: pipeline.weights.part(name) for name in pipeline.names.parts}
+    whole = cls(**pipeline.models, **parts)
+    whole.set_progress_bar_config(disable=True)
+    return whole
+
+
+def encoded(pipeline: DiffusersPipeline, prompts: list[str]) -> dict[str, torch.Tensor]:
+    """The conditions of each prompt, encoded alone: name -> [B, ...]."""
+    units = [unit for unit in pipeline.units() if "prompt" in unit.input_params]
+    executor = Executor(units, pipeline.models)
+    states = executor.run_batch([(State(shared={"prompt": p}), Draws(0, p, 0), {}) for p in prompts])
+    return {name: torch.stack([state.shared[name] for state in states]) for name in pipeline.conditions}
+
+
+def run_unit(pipeline: DiffusersPipeline, name: str, draws: Draws, **inputs: Any) -> dict[str, Any]:
+    """What one unit leaves in the shared scope."""
+    units = pipeline.units()
+    (place,) = [i for i, unit in enumerate(units) if unit.name == name]
+    state = State(shared=dict(inputs))
+    Executor(units, pipeline.models).run_unit(place, state, draws)
+    return state.shared
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def picture(seed: int = 0, size: tuple[int, int] = SIZE) -> torch.Tensor:
+    return torch.randint(0, 256, (3, *size), generator=torch.Generator().manual_seed(seed)).byte()

@@ -1,0 +1,268 @@
+"""Stable Diffusion 3 and FLUX.1 against diffusers' own pipelines.   pytest tests/pipelines/test_diffusers_families.py"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FluxPipeline, StableDiffusion3Pipeline
+from diffusers.modular_pipelines.modular_pipeline import PipelineState
+from torch import Tensor
+
+from flowrun.adapters import Config, Kind, attach
+from flowrun.config import ConfigError
+from flowrun.graph import Draws, Executor, State
+from flowrun.sampling import denoise
+from tests.pipelines.families import PROMPTS, SIZE, encoded, loaded, make, normal, picture, run_unit, theirs
+
+FAMILIES = ("sd3", "flux")
+TOKENS = 77
+both = pytest.mark.parametrize("family", FAMILIES)
+
+
+def embeddings(family: str, prompts: list[str]) -> tuple[Tensor, Tensor]:
+    """Prompt embeddings and pooled ones by diffusers, for a padded batch."""
+    if family == "sd3":
+        found = theirs(family).encode_prompt(prompts, None, None, max_sequence_length=TOKENS)
+        return found[0], found[2]
+    found = theirs(family).encode_prompt(prompts, None, max_sequence_length=TOKENS)
+    return found[0], found[1]
+
+
+@both
+def test_captions_encoded_one_by_one_are_those_of_a_padded_batch(family: str) -> None:
+    with torch.no_grad():
+        whole, pooled = embeddings(family, PROMPTS)
+    ours = encoded(loaded(family), PROMPTS)
+    torch.testing.assert_close(ours["prompt_embeds"], whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours["pooled_prompt_embeds"], pooled, atol=1e-5, rtol=1e-5)
+    assert not torch.equal(whole[0], whole[1]) and not torch.equal(pooled[0], pooled[1])
+
+
+def sampled(family: str, noise: Tensor, steps: int, guidance: float) -> Tensor:
+    """Pictures in [0, 1] by diffusers, from the same noise."""
+    height, width = (8 * side for side in noise.shape[-2:])
+    common: dict[str, Any] = {"prompt": PROMPTS[: len(noise)], "num_inference_steps": steps, "output_type": "pt",
+              "height": height, "width": width, "max_sequence_length": TOKENS}  # fmt: skip
+    if family == "sd3":
+        return theirs(family)(**common, latents=noise, guidance_scale=guidance).images
+    packed = FluxPipeline._pack_latents(noise, *noise.shape)
+    negative = {"negative_prompt": [""] * len(noise), "true_cfg_scale": guidance} if guidance != 1 else {}
+    return theirs(family)(**common, latents=packed, guidance_scale=3.5, **negative).images
+
+
+@both
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+@pytest.mark.parametrize("size", [(64, 64), (32, 96)])
+def test_sampling_gives_the_pictures_of_diffusers(family: str, guidance: float, size: tuple[int, int]) -> None:
+    pipeline, noise = loaded(family), normal(2, *loaded(family).latent_shape(size))
+    conditions, negative = encoded(pipeline, PROMPTS[:2]), encoded(pipeline, ["", ""])
+    latents = denoise(pipeline, conditions, negative, noise, pipeline.schedule(5, size), guidance)
+    ours = (pipeline.decode(latents) + 1) / 2
+    truth = sampled(family, noise, 5, guidance)
+    assert ours.shape == truth.shape == (2, 3, *size)
+    torch.testing.assert_close(ours, truth, atol=2e-5, rtol=0)
+    assert truth.std() > 0.01 and (truth[0] - truth[1]).abs().max() > 1e-3
+
+
+@both
+@pytest.mark.parametrize("size", [(64, 64), (128, 96)])
+def test_noise_levels_are_the_schedulers_own(family: str, size: tuple[int, int]) -> None:
+    sampled(family, normal(1, 16, size[0] // 8, size[1] // 8), 6, 1.0)
+    levels = loaded(family).schedule(6, size)
+    assert torch.equal(levels, theirs(family).scheduler.sigmas)
+    assert levels[0] == 1 and levels[-1] == 0 and levels.shape == (7,)
+    if family == "flux":
+        assert not torch.equal(levels, loaded(family).schedule(6, (256, 256)))  # the shift follows the size
+
+
+@both
+def test_a_drawn_target_is_the_vaes_sample_in_the_networks_units(family: str) -> None:
+    pipeline, image, draws = loaded(family), picture(), Draws(3, "row", 5)
+    moments = run_unit(pipeline, "target_moments", draws, image=image)
+    found = run_unit(pipeline, "target_latents", draws, **{n: moments[n] for n in ("target_mean", "target_std")})
+    (unit,) = [unit for unit in pipeline.units() if unit.name == "target_latents"]
+    whole = theirs(family)
+    with torch.no_grad():
+        posterior = whole.vae.encode(whole.image_processor.preprocess(image[None] / 255)).latent_dist
+    raw = posterior.sample(draws.generator(unit))
+    truth = (raw - whole.vae.config.shift_factor) * whole.vae.config.scaling_factor
+    torch.testing.assert_close(found["target_latents"], truth[0], atol=1e-5, rtol=1e-5)
+    assert found["target_latents"].shape == pipeline.latent_shape(SIZE)
+    later = run_unit(pipeline, "target_latents", Draws(3, "row", 6), **{n: moments[n] for n in ("target_mean", "target_std")})
+    assert not torch.equal(later["target_latents"], found["target_latents"])
+
+
+@both
+def test_the_mode_is_the_mean_and_can_be_cached(family: str) -> None:
+    pipeline, image, draws = make(family, "model.target=mode"), picture(), Draws(0, "row", 0)
+    pipeline.models = loaded(family).models
+    state = run_unit(pipeline, "target_moments", draws, image=image)
+    found = run_unit(pipeline, "target_latents", draws, target_mean=state["target_mean"])
+    whole = theirs(family)
+    with torch.no_grad():
+        mean = whole.vae.encode(whole.image_processor.preprocess(image[None] / 255)).latent_dist.mode()
+    truth = (mean - whole.vae.config.shift_factor) * whole.vae.config.scaling_factor
+    torch.testing.assert_close(found["target_latents"], truth[0], atol=1e-5, rtol=1e-5)
+    assert [unit.random for unit in pipeline.units()] == ["none"] * 3
+
+
+@both
+def test_decoding_is_the_pipelines(family: str) -> None:
+    latents, whole = normal(3, 16, 8, 8), theirs(family)
+    with torch.no_grad():
+        raw = latents / whole.vae.config.scaling_factor + whole.vae.config.shift_factor
+        truth = whole.vae.decode(raw).sample.clamp(-1, 1)
+    torch.testing.assert_close(loaded(family).decode(latents), truth, atol=1e-5, rtol=1e-5)
+    assert loaded(family).decode(latents.bfloat16()).dtype == torch.float32
+
+
+@both
+def test_captions_of_different_length_make_one_batch(family: str) -> None:
+    pipeline, x, sigma = loaded(family), normal(3, 16, 8, 8), torch.tensor([0.2, 0.5, 0.9])
+    conditions = encoded(pipeline, PROMPTS)
+    with torch.no_grad():
+        batch = pipeline.velocity(pipeline.begin(conditions, sigma, x), x, sigma)
+        for row in range(3):
+            one = {name: value[row : row + 1] for name, value in conditions.items()}
+            alone = pipeline.velocity(pipeline.begin(one, sigma[row : row + 1], x[row : row + 1]), x[row : row + 1], sigma[row : row + 1])
+            torch.testing.assert_close(batch[row : row + 1], alone, atol=1e-5, rtol=1e-5)
+    assert batch.shape == x.shape and batch.dtype == torch.float32
+
+
+@both
+def test_velocity_is_the_networks_own_output_at_each_rows_time(family: str) -> None:
+    pipeline, x, sigma = loaded(family), normal(2, 16, 8, 12), torch.tensor([0.25, 0.75])
+    c = encoded(pipeline, PROMPTS[:2])
+    named = {"encoder_hidden_states": c["prompt_embeds"], "pooled_projections": c["pooled_prompt_embeds"]}
+    with torch.no_grad():
+        if family == "sd3":
+            truth = pipeline.models["transformer"](hidden_states=x, timestep=1000 * sigma, **named).sample
+        else:
+            ids = {"txt_ids": torch.zeros(TOKENS, 3), "img_ids": FluxPipeline._prepare_latent_image_ids(2, 4, 6, "cpu", torch.float32)}
+            packed = pipeline.models["transformer"](
+                hidden_states=FluxPipeline._pack_latents(x, *x.shape), timestep=sigma, guidance=torch.full([2], 3.5), **named, **ids
+            ).sample
+            truth = FluxPipeline._unpack_latents(packed, 64, 96, 8)
+        ours = pipeline.velocity(pipeline.begin(c, sigma, x), x, sigma)
+    torch.testing.assert_close(ours, truth, atol=1e-6, rtol=1e-5)
+    with torch.no_grad():
+        assert not torch.allclose(ours, pipeline.velocity(pipeline.begin(c, sigma, x), x, sigma.flip(0)), atol=1e-4)
+
+
+@both
+def test_half_precision_weights_give_nearly_the_same_velocity_in_fp32(family: str) -> None:
+    half = make(family)
+    half.load(("transformer",), torch.device("cpu"), torch.bfloat16)
+    x, sigma, c = normal(2, 16, 8, 8), torch.tensor([0.25, 0.75]), encoded(loaded(family), PROMPTS[:2])
+    with torch.no_grad():
+        rough = half.velocity(half.begin(c, sigma, x), x, sigma)
+        exact = loaded(family).velocity(loaded(family).begin(c, sigma, x), x, sigma)
+    assert rough.dtype == torch.float32
+    assert 0 < (rough - exact).square().mean().sqrt() < 0.05 * exact.std()
+
+
+@both
+@pytest.mark.parametrize("name", ["text_encoder", "vae", "transformer"])
+def test_gradients_reach_what_is_trained_and_nothing_else(family: str, name: str) -> None:
+    pipeline = make(family)
+    pipeline.load(pipeline.components(), torch.device("cpu"), torch.float32)
+    none = Config(kind=Kind.none, variant=None, lora_base_model=[], targets="auto", rank=None, alpha=None, dropout=None, init_from=None)
+    attach(pipeline.models, [name], none, pipeline.lora_targets, seed=0)
+    executor = Executor(pipeline.units(), pipeline.models, trained=[name])
+    state = executor.run(State(shared={"prompt": "a red apple", "image": picture()}), Draws(0, "row", 0))
+    batch = {n: state.shared[n][None] for n in (*pipeline.conditions, pipeline.target)}
+    clean, noise, sigma = batch[pipeline.target], normal(1, 16, 8, 8), torch.tensor([0.5])
+    velocity = pipeline.velocity(pipeline.begin(batch, sigma, noise), (clean + noise) / 2, sigma)
+    (velocity - (noise - clean)).square().mean().backward()
+    touched = {n for n, model in pipeline.models.items() for p in model.parameters() if p.grad is not None and p.grad.any()}
+    assert touched == {name}
+
+
+@both
+def test_the_table_of_undeclared_rewrites_is_what_the_blocks_do(family: str) -> None:
+    """Each encoding block runs on the tiny model with all inputs given; the inputs that it replaces are the table's."""
+    pipeline = loaded(family)
+    seen = {}
+    for name, block in pipeline.modular._encoding.items():
+        components = pipeline.modular._pipeline(list(pipeline.names.parts))
+        for network, module in pipeline.models.items():
+            setattr(components, network, module)
+        texts = {i.name: f"text {i.name}" for i in block.inputs if "prompt" in i.name}
+        given = {**texts, "max_sequence_length": TOKENS, "clip_skip": 0, "joint_attention_kwargs": {}}
+        given = {i.name: given[i.name] for i in block.inputs}  # a new input needs a value above
+        state = PipelineState(values=dict(given))
+        block(components, state)
+        seen[name] = tuple(n for n, value in given.items() if state.values[n] is not value)
+    assert seen == dict(pipeline.rewrites)
+
+
+@both
+def test_units_declare_what_the_blocks_declare(family: str) -> None:
+    pipeline = loaded(family)
+    text, moments, target = pipeline.units()
+    encoders = tuple(name for name in pipeline.components() if name.startswith("text_encoder"))
+    assert text.input_params == ("prompt",) and text.onload_model_names == encoders and not text.may_write
+    assert set(pipeline.conditions) <= set(text.output_params)
+    assert text.settings["max_sequence_length"] == TOKENS
+    assert moments.onload_model_names == ("vae",) and target.onload_model_names == () and target.random == "per_epoch"
+
+
+@both
+def test_long_captions_are_counted_and_named_without_weights(family: str) -> None:
+    pipeline = make(family)
+    long, short = "word " * 40, "a red apple"
+    warnings = pipeline.long_texts([short, long, long, f"{long} more"])
+    tokenizers = len(pipeline.tokens)
+    assert len(warnings) == tokenizers and pipeline.models == {}
+    assert all("takes 77 tokens and 2 of 3 texts have more" in text for text in warnings)
+    assert all("'word word" in text and short not in text for text in warnings)
+    exact = pipeline.modular.part("tokenizer")(long)["input_ids"]
+    assert f"has {len(exact)}" in warnings[0]
+    assert len(make(family, "model.max_sequence_length=256").long_texts([long])) == tokenizers - 1  # T5 takes it now
+    assert pipeline.long_texts([short, "x" * 60]) == []
+
+
+@both
+@pytest.mark.parametrize("size", [(64, 72), (8, 64), (0, 16)])
+def test_sizes_that_do_not_divide_into_tokens_are_refused(family: str, size: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match="data: a picture of .* does not divide into tiles of 16x16"):
+        make(family).latent_shape(size)
+
+
+def test_sd3_has_places_for_so_many_pixels() -> None:
+    with pytest.raises(ConfigError, match="data: a picture of 272x64 pixels is larger .*; at most 256 pixels on a side"):
+        make("sd3").latent_shape((272, 64))
+
+
+@pytest.mark.parametrize(
+    ("family", "setting", "message"),
+    [
+        ("sd3", "model.components.transformer.in_channels=8", "transformer.in_channels: is 8; must be 16, as vae.latent"),
+        ("sd3", "+model.components.transformer.num_layer=8", "num_layer: is no setting of SD3Transformer2DModel"),
+        ("sd3", "model.components.transformer.pooled_projection_dim=8", "is 8; must be 64, as text_encoder.projection_dim"),
+        ("sd3", "+model.components.text_encoder.depth=8", "text_encoder.depth: is no setting of CLIPTextConfig"),
+        ("sd3", "+model.components.text_encoder_4={}", "text_encoder_4: is no component that takes settings"),
+        ("sd3", "~model.components.vae", "components.vae: is not given"),
+        ("sd3", "model.components.vae=null", "components.vae: is null"),
+        ("sd3", "model.max_sequence_length=0", "model.max_sequence_length: is 0"),
+        ("flux", "model.guidance=null", "model.guidance: is None, but the transformer must be told a guidance; give a number"),
+        ("flux", "model.components.transformer.guidance_embeds=false", "model.guidance: is 3.5, but .* cannot be told"),
+        ("flux", "model.components.text_encoder_2=null", "text_encoder_2: is null"),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_named(family: str, setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(family, setting)
+
+
+def test_sd3_goes_without_t5_as_in_diffusers() -> None:
+    pipeline = make("sd3", "model.components.text_encoder_3=null")
+    assert "text_encoder_3" not in pipeline.components() and len(pipeline.long_texts(["x " * 90])) == 2
+    pipeline.models = {name: model for name, model in loaded("sd3").models.items() if name != "text_encoder_3"}
+    whole = StableDiffusion3Pipeline(**{**theirs("sd3").components, "text_encoder_3": None, "tokenizer_3": None})
+    with torch.no_grad():
+        truth = whole.encode_prompt(["a red apple"], None, None, max_sequence_length=TOKENS)
+    ours = encoded(pipeline, ["a red apple"])
+    torch.testing.assert_close(ours["prompt_embeds"], truth[0], atol=1e-5, rtol=1e-5)

@@ -1,0 +1,240 @@
+"""Whole runs of the real families at their smallest.   pytest tests/stages/test_real_families.py"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, DiffusionPipeline, FluxTransformer2DModel, SD3Transformer2DModel
+from PIL import Image
+from safetensors import safe_open
+from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+import flowrun.library
+from flowrun import adapters, cli
+from flowrun.checkpoint import Checkpoints
+from flowrun.pipelines._random import RandomWeights
+from flowrun.sampling import denoise
+from tests.conftest import Runs, losses
+from tests.pipelines.families import CPU, SIZE, THEIRS, as_diffusers, encoded, make, normal, theirs
+from tests.stages.test_split_equals_whole import NoStore
+
+both = pytest.mark.parametrize("family", ["sd3", "flux"])
+STEPS = 6
+FAST = (
+    "tracker=[csv]", "sample.prompts=[]", "train.log_every=1", "train.batch_size=2", f"train.steps={STEPS}",
+    "task.caption_dropout=0.3",
+)  # fmt: skip
+SMALL = ("data.captions=[red apple,green apple,pear,lemon]", "data.size=64", *FAST)
+LORA = ("adapter=lora", "adapter.rank=4", "adapter.alpha=12", "optimizer.lr=0.02")
+
+
+def train(runs: Runs, family: str, *overrides: str) -> Path:
+    assert cli.main([f"model={family}_tiny", *SMALL, *overrides]) == 0
+    return runs.newest("train")
+
+
+def stages(run: Path) -> dict[str, str]:
+    """Unit -> stage, by the plan."""
+    lines = [line.split() for line in (run / "plan.txt").read_text().splitlines()]
+    units = ("text_encoder", "target_moments", "target_latents")
+    return {words[0]: "cache" if "cache" in words else "train" for words in lines if words[:1] and words[0] in units
+            and "loaded" not in words}  # fmt: skip
+
+
+def both_ways(runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str, *overrides: str) -> Path:
+    """Train in two stages and in one: the losses are equal bit for bit. Returns the two-stage run."""
+    split = train(runs, family, "task=sft_split", *overrides)
+    with monkeypatch.context() as patch:
+        patch.setattr(flowrun.library, "Store", NoStore)
+        whole = train(runs, family, "task=sft", *overrides)
+    assert losses(split) == losses(whole) and len(set(losses(split))) == STEPS
+    return split
+
+
+def pictures(whole: DiffusionPipeline) -> torch.Tensor:
+    return whole("a red apple", height=64, width=64, num_inference_steps=3, output_type="pt", guidance_scale=3.5,
+                 max_sequence_length=77, generator=torch.Generator().manual_seed(1)).images  # fmt: skip
+
+
+def fresh(family: str) -> DiffusionPipeline:
+    """Diffusers' pipeline with the weights that training starts from."""
+    pipeline = make(family)
+    pipeline.load(pipeline.components(), CPU, torch.float32)
+    return as_diffusers(pipeline, THEIRS[family])
+
+
+@both
+def test_all_weights_in_two_stages_as_in_one_and_back_in_diffusers(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    run = both_ways(runs, monkeypatch, family)
+    assert stages(run) == {"text_encoder": "cache", "target_moments": "cache", "target_latents": "train"}
+    cls = SD3Transformer2DModel if family == "sd3" else FluxTransformer2DModel
+    saved = dict(cls.from_pretrained(run / "model" / "transformer").named_parameters())
+    trained = Checkpoints(run / "checkpoints", 1).newest().tensors["trained"]
+    assert trained.keys() == {f"transformer.{name}" for name in saved}
+    assert all(torch.equal(value, trained[f"transformer.{name}"]) for name, value in saved.items())
+    start = dict(fresh(family).transformer.named_parameters())
+    assert sum(not torch.equal(saved[name], start[name]) for name in start) > len(start) / 2
+
+
+@both
+def test_an_adapter_in_two_stages_as_in_one_and_in_diffusers(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    run = both_ways(runs, monkeypatch, family, *LORA)
+    ours = make(family)
+    ours.load(ours.components(), CPU, torch.float32)
+    config = adapters.Config(kind=adapters.Kind.lora, lora_base_model=["transformer"], targets="auto", rank=4, alpha=12.0,
+                             dropout=0.0, init_from=str(run / "model"))  # fmt: skip
+    adapters.attach(ours.models, [], config, ours.lora_targets, seed=0)
+    whole = fresh(family)
+    before = pictures(whole)
+    whole.load_lora_weights(str(run / "model"))
+    assert next(iter(whole.transformer.peft_config.values())).lora_alpha == 12
+    noise = normal(1, *ours.latent_shape(SIZE))
+    conditions, negative = encoded(ours, ["a red apple"]), encoded(ours, [""])
+    drawn = ours.decode(denoise(ours, conditions, negative, noise, ours.schedule(3, SIZE), 1.0 if family == "flux" else 3.5))
+    packed = ours.pack(noise)
+    theirs = whole("a red apple", height=64, width=64, num_inference_steps=3, output_type="pt", guidance_scale=3.5,
+                   max_sequence_length=77, latents=packed).images  # fmt: skip
+    torch.testing.assert_close((drawn + 1) / 2, theirs, atol=2e-5, rtol=0)
+    assert (pictures(whole) - before).abs().max() > 1e-3
+
+
+@both
+def test_a_trained_text_encoder_is_live_and_comes_back(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    run = both_ways(runs, monkeypatch, family, "task.trainable_models=[text_encoder]")
+    assert stages(run) == {"text_encoder": "train", "target_moments": "cache", "target_latents": "train"}
+    cls = CLIPTextModelWithProjection if family == "sd3" else CLIPTextModel
+    saved = dict(cls.from_pretrained(run / "model" / "text_encoder").named_parameters())
+    trained = Checkpoints(run / "checkpoints", 1).newest().tensors["trained"]
+    assert all(torch.equal(value, trained[f"text_encoder.{name}"]) for name, value in saved.items())
+    start = dict(fresh(family).text_encoder.named_parameters())
+    assert any(not torch.equal(value, start[name]) for name, value in saved.items())
+    assert not (run / "model" / "transformer").exists()
+
+
+@both
+def test_a_trained_vae_encoder_is_live_and_comes_back(runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    run = both_ways(runs, monkeypatch, family, "task.trainable_models=[transformer,vae.encoder]")
+    assert stages(run) == {"text_encoder": "cache", "target_moments": "train", "target_latents": "train"}
+    saved = AutoencoderKL.from_pretrained(run / "model" / "vae")
+    start = fresh(family).vae
+    changed = {n.split(".")[0] for (n, a), b in zip(saved.named_parameters(), start.parameters(), strict=True) if not torch.equal(a, b)}
+    assert changed == {"encoder"}
+
+
+@both
+def test_adapters_on_text_encoder_and_transformer_together(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    bases = ["transformer", "text_encoder", *(["text_encoder_2"] if family == "sd3" else [])]
+    run = both_ways(runs, monkeypatch, family, *LORA, f"adapter.lora_base_model=[{','.join(bases)}]")
+    assert stages(run)["text_encoder"] == "train" and stages(run)["target_moments"] == "cache"
+    whole = fresh(family)
+    with torch.no_grad():
+        before = whole.encode_prompt("a red apple", None, *([None] if family == "sd3" else []), max_sequence_length=77)
+        whole.load_lora_weights(str(run / "model"))
+        after = whole.encode_prompt("a red apple", None, *([None] if family == "sd3" else []), max_sequence_length=77)
+    place = 2 if family == "sd3" else 1  # of the pooled embedding, which comes from the trained encoder
+    assert (after[place] - before[place]).abs().max() > 1e-4
+    with safe_open(run / "model" / "pytorch_lora_weights.safetensors", "pt") as file:
+        parts = {key.split(".")[0] for key in file.keys()}  # noqa: SIM118 - not a mapping
+    assert parts == set(bases)
+    assert {next(iter(getattr(whole, name).peft_config.values())).lora_alpha for name in bases} == {12}
+    ours = make(family)
+    ours.load(ours.components(), CPU, torch.float32)
+    config = adapters.Config(kind=adapters.Kind.lora, lora_base_model=bases, targets="auto", rank=4,
+                             alpha=12.0, dropout=0.0, init_from=str(run / "model"))  # fmt: skip
+    adapters.attach(ours.models, [], config, ours.lora_targets, seed=0)
+    torch.testing.assert_close(encoded(ours, ["a red apple"])["pooled_prompt_embeds"], after[place], atol=1e-5, rtol=1e-5)
+
+
+@both
+def test_each_stage_loads_only_what_it_calls(runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    read: list[str] = []
+    real = RandomWeights.load
+    monkeypatch.setattr(RandomWeights, "load", lambda self, name: read.append(name) or real(self, name))
+    encoders = {"sd3": ["text_encoder", "text_encoder_2", "text_encoder_3"], "flux": ["text_encoder", "text_encoder_2"]}
+    for settings, wanted in (
+        (("stage=cache",), {*encoders[family], "vae"}),
+        (("stage=train",), {"transformer"}),
+        (("stage=train", "sample.prompts=[pear]", "sample.guidance=1", "resume=none"), {"transformer", "vae"}),
+    ):
+        read.clear()
+        assert cli.main([f"model={family}_tiny", *SMALL, *settings]) == 0
+        assert set(read) == wanted and len(read) == len(wanted)
+
+
+def test_long_captions_are_told_before_anything_runs(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
+    long = "a red apple on a table " * 5
+    assert cli.main(["model=sd3_tiny", *SMALL, f"sample.prompts=[{long}]", "dry_run=true"]) == 0
+    shown = capfd.readouterr()
+    assert "takes 77 tokens and 1 of 6 texts have more" in shown.out + shown.err
+    assert "'a red apple on a table" in shown.out + shown.err
+
+
+@pytest.mark.parametrize(("option", "family"), [("sd3_5_medium", "sd3"), ("flux1_dev", "flux")])
+def test_a_saved_pipeline_trains_with_the_options_own_settings(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, option: str, family: str
+) -> None:
+    """Half precision and gradient checkpointing are on: the two ways are still equal."""
+    folder = runs.folder / "saved"
+    theirs(family).save_pretrained(folder)
+    settings = [f"model={option}", f"model.weights={folder}", "model.max_sequence_length=77", *SMALL, *LORA]
+    curves = []
+    for task in ("sft_split", "sft"):
+        assert cli.main([*settings, f"task={task}"]) == 0
+        curves.append(losses(runs.newest("train")))
+    assert curves[0] == curves[1] and len(set(curves[0])) == STEPS
+    plan = (runs.newest("train") / "plan.txt").read_text()
+    assert f"Transformer2DModel from {folder}" in plan and "bf16" in plan
+    whole = fresh(family)
+    whole.load_lora_weights(str(runs.newest("train") / "model"))
+    assert next(iter(whole.transformer.peft_config.values())).lora_alpha == 12
+
+
+def test_a_folder_without_weights_ends_the_command_with_one_line(
+    runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    theirs("sd3").save_pretrained(runs.folder / "saved")
+    (runs.folder / "saved" / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    assert cli.main(["model=sd3_5_large", f"model.weights={runs.folder / 'saved'}", *SMALL]) == 2
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("flowrun: ")]
+    assert len(lines) == 1 and lines[0].startswith("flowrun: model.weights: ") and "vae holds no weights" in lines[0]
+    assert runs.newest("cache") is None and runs.newest("train") is None
+
+
+def test_pictures_of_a_folder_in_their_own_sizes(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = runs.folder / "pictures"
+    folder.mkdir()
+    for number, (width, height) in enumerate([(64, 64), (96, 48), (64, 64), (100, 50)]):
+        Image.effect_noise((width, height), 80).convert("RGB").save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(f"picture {number} with {'many ' * number}words")
+    settings = ["data=folder", f"data.path={folder}", "data.geometry.mode=keep", "data.geometry.size=null",
+                "data.geometry.multiple_of=16", *FAST]  # fmt: skip
+    curves = []
+    for task in ("sft_split", "sft"):
+        assert cli.main(["model=flux_tiny", *settings, f"task={task}"]) == 0
+        curves.append(losses(runs.newest("train")))
+    assert curves[0] == curves[1] and len(set(curves[0])) == STEPS
+    plan = (runs.newest("train") / "plan.txt").read_text()
+    assert "64x64 pixels: 2 rows" in plan and "96x48 pixels: 2 rows" in plan
+
+
+@pytest.mark.slow
+def test_a_text_encoder_trains_on_two_processes(runs: Runs) -> None:
+    """Its gradients are averaged beside the transformer's, which has a wrapper for that."""
+    where = [*SMALL, *LORA, "adapter.lora_base_model=[transformer,text_encoder]", "processes=2", "train.batch_size=1"]
+    assert cli.main(["model=sd3_tiny", *where]) == 0
+    assert len(losses(runs.newest("train"))) == STEPS
+    before, whole = fresh("sd3").text_encoder, fresh("sd3")
+    whole.load_lora_weights(str(runs.newest("train") / "model"))
+    ids = torch.arange(5)[None]
+    with torch.no_grad():
+        assert (whole.text_encoder(ids).text_embeds - before(ids).text_embeds).abs().max() > 1e-4
