@@ -87,8 +87,8 @@ def test_an_adapter_in_two_stages_as_in_one_and_in_diffusers(
     run = both_ways(runs, monkeypatch, family, *LORA)
     ours = make(family)
     ours.load(ours.components(), CPU, torch.float32)
-    config = adapters.Config(kind=adapters.Kind.lora, lora_base_model=["transformer"], targets="auto", rank=4, alpha=12.0,
-                             dropout=0.0, init_from=str(run / "model"))  # fmt: skip
+    config = adapters.Config(kind=adapters.Kind.lora, variant=Variant.lora, lora_base_model=["transformer"], targets="auto",
+                             rank=4, alpha=12.0, dropout=0.0, init_from=str(run / "model"))  # fmt: skip
     adapters.attach(ours.models, [], config, ours.lora_targets, seed=0)
     whole = fresh(family)
     before = pictures(whole)
@@ -149,7 +149,7 @@ def test_adapters_on_text_encoder_and_transformer_together(
     assert {next(iter(getattr(whole, name).peft_config.values())).lora_alpha for name in bases} == {12}
     ours = make(family)
     ours.load(ours.components(), CPU, torch.float32)
-    config = adapters.Config(kind=adapters.Kind.lora, lora_base_model=bases, targets="auto", rank=4,
+    config = adapters.Config(kind=adapters.Kind.lora, variant=Variant.lora, lora_base_model=bases, targets="auto", rank=4,
                              alpha=12.0, dropout=0.0, init_from=str(run / "model"))  # fmt: skip
     adapters.attach(ours.models, [], config, ours.lora_targets, seed=0)
     torch.testing.assert_close(encoded(ours, ["a red apple"])["pooled_prompt_embeds"], after[place], atol=1e-5, rtol=1e-5)
