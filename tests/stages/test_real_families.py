@@ -13,6 +13,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 import flowrun.library
 from flowrun import adapters, cli
+from flowrun.adapters.config import Variant
 from flowrun.checkpoint import Checkpoints
 from flowrun.pipelines._random import RandomWeights
 from flowrun.sampling import denoise
