@@ -54,7 +54,7 @@ class Dist:
 
     def autocast(self) -> AbstractContextManager[None]:
         """The configured precision inside the block; nothing for fp32."""
-        return self._accelerator.autocast()
+        return nullcontext() if self._accelerator.mixed_precision == "no" else self._accelerator.autocast()
 
     def syncing(self, module: Module, last: bool) -> AbstractContextManager[None]:
         """Around forward and backward of one micro-batch: processes average their gradients at the last one only."""
@@ -75,7 +75,11 @@ class Dist:
                 parameter.grad = self.sum(own) / self.world
 
     def backward(self, loss: Tensor) -> None:
-        self._accelerator.backward(loss)
+        """accelerate's, where it scales the loss; elsewhere it would only divide by 1."""
+        if self.scales_gradients:
+            self._accelerator.backward(loss)
+        else:
+            loss.backward()
 
     def clip(self, optimizer: Optimizer, parameters: Iterable[Parameter], most: float | None) -> float:
         """Total L2 norm of the gradients, before they are scaled down to `most` (null: they are left as they are).
@@ -110,7 +114,7 @@ class Dist:
 
     def any(self, flag: bool) -> bool:
         """True on every process when it is true on one."""
-        return bool(self.sum(torch.tensor(float(flag), device=self.device)))
+        return flag if self.world == 1 else bool(self.sum(torch.tensor(float(flag), device=self.device)))
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the processes, on each of them; the same shape."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,137 +16,25 @@ import torch
 from torch import Tensor
 
 from flowrun.cache.code import code_identity
-from flowrun.cache.key import KEY_BYTES, digest
+from flowrun.cache.key import digest
 from flowrun.cache.keyplan import KeyPlan, Output
-from flowrun.cache.manifest import Kept, ManifestRow, Part, Parts, newest_manifest, write_manifest
+from flowrun.cache.manifest import Part, Parts, newest_manifest, write_manifest
 from flowrun.cache.reader import Reader
 from flowrun.cache.sources import Sources
 from flowrun.cache.store import Store
 from flowrun.config import ConfigError, Run
 from flowrun.data import Row, Source
-from flowrun.files import HashFile, obstacle
-from flowrun.graph import EVERYTHING, Param, Record, UnitGraph
+from flowrun.files import obstacle
+from flowrun.graph import Record
 from flowrun.pipelines import Pipeline
 from flowrun.prompts import Prompts
 from flowrun.remembered import Remembered
+from flowrun.shelf import Job, Shelf
 from flowrun.splitters import Split
 
 log = logging.getLogger(__name__)
 
 LIBRARIES = ("diffusers", "transformers")  # their code computes what a model returns
-
-
-@dataclass(frozen=True)
-class Job:
-    """One row in one variant, of which some outputs are missing. units: what has to run for them, in order."""
-
-    shelf: Shelf
-    place: int
-    units: tuple[int, ...]
-
-    @property
-    def row(self) -> Row:
-        return self.shelf.rows[self.place // len(self.shelf.variants)]
-
-    @property
-    def change(self) -> Mapping[str, Any]:
-        return self.shelf.variants[self.place % len(self.shelf.variants)]
-
-
-class Shelf:
-    """Keys of one list of rows under one split. A place is a row in one variant: row * len(variants) + variant."""
-
-    def __init__(
-        self,
-        split: Split,
-        source: Source,
-        rows: Sequence[Row],
-        variants: Sequence[Mapping[str, Any]],
-        plan: KeyPlan,
-        hash_file: HashFile,
-        store: Store,
-    ) -> None:
-        self.split, self.source, self.rows, self.variants = split, source, rows, variants
-        self.outputs: list[Output] = list(plan.outputs)
-        self.fingerprints = [source.fingerprints(row, hash_file) for row in rows]
-        self._keys = [
-            self._row_keys(plan, row, given, variant)
-            for row, given in zip(rows, self.fingerprints, strict=True)
-            for variant in range(len(variants))
-        ]
-        self.reader = Reader(store, split.units, lambda row, variant: self.keys(row * len(variants) + variant))
-
-    def _row_keys(self, plan: KeyPlan, row: Row, given: Mapping[str, bytes], variant: int) -> bytes:
-        if isinstance(self.source, Remembered):
-            return b"".join(self.source.keys(row, variant, self.outputs, self.split.units))
-        changed = {name: digest(name, value) for name, value in self.variants[variant].items()}
-        found = plan.keys({("shared", name): key for name, key in {**given, **changed}.items()}, row.id)
-        return b"".join(found[output] for output in self.outputs)
-
-    def keys(self, place: int) -> dict[Output, bytes]:
-        joined = self._keys[place]
-        return {output: joined[i * KEY_BYTES : (i + 1) * KEY_BYTES] for i, output in enumerate(self.outputs)}
-
-    def stamp(self, number: int) -> bytes:
-        """Of everything that a row's inputs come from; the same when only the cache is left of them."""
-        if isinstance(self.source, Remembered):
-            return self.source.stamp(self.rows[number])
-        return digest(self.fingerprints[number])
-
-    def manifest_row(self, number: int, fault: str) -> ManifestRow:
-        row, count = self.rows[number], len(self.variants)
-        keys = (
-            {}
-            if fault
-            else {
-                Kept(variant, self.split.units[u].name, *param): key
-                for variant in range(count)
-                for (u, param), key in self.keys(number * count + variant).items()
-            }
-        )
-        return ManifestRow(row.id, row.prompt, row.size, self.stamp(number), fault, keys)
-
-    def places(self) -> range:
-        return range(len(self._keys))
-
-    def stacked(self, visits: Sequence[tuple[int, int]], output: Output) -> Tensor:
-        start = self.outputs.index(output) * KEY_BYTES
-        keys = [self._keys[row * len(self.variants) + variant][start : start + KEY_BYTES] for row, variant in visits]
-        return self.reader.stacked(keys)
-
-    def jobs(self, missing: set[bytes]) -> list[Job]:
-        """What to run so that no key of this shelf is missing; a value that several rows share is made once."""
-        found, left = [], set(missing)
-        for place in self.places() if missing else ():
-            keys = self.keys(place)
-            lacking = {unit for (unit, _), key in keys.items() if key in left}
-            left.difference_update(keys.values())
-            if lacking:
-                found.append(
-                    Job(
-                        self,
-                        place,
-                        self._to_run(lacking, {output for output, key in keys.items() if key not in missing}),
-                    )
-                )
-        return found
-
-    @cached_property
-    def _edges(self) -> list[tuple[int, int, Param]]:
-        """(writer, reader, what) of the split's units, the last readers first."""
-        return sorted(UnitGraph(self.split.units).edges, key=lambda edge: -edge[1])
-
-    def _to_run(self, lacking: set[int], present: set[Output]) -> tuple[int, ...]:
-        """`lacking`, and the cached units whose results they read and that are not stored themselves."""
-        run = set(lacking)
-        for writer, reader, param in self._edges:
-            if reader in run and writer in self.split.needed and not self._stored(writer, param, present):
-                run.add(writer)
-        return tuple(sorted(run))
-
-    def _stored(self, unit: int, param: Param, present: set[Output]) -> bool:
-        kept = self.split.kept.get(unit, ())
-        return not {param, EVERYTHING}.isdisjoint(kept) and all((unit, p) in present for p in kept)
 
 
 class Library:
@@ -212,6 +98,8 @@ class Library:
     def forecast(self, missing: set[bytes]) -> int | None:
         """Bytes that the missing values will take, by the mean size of those of the same outputs that are there; None
         when an output has none yet."""
+        there = [key for key in self.all_keys() if key not in missing]
+        sizes = {key: n for key, n in zip(there, self.store.sizes(there), strict=True) if n is not None}
         total = 0.0
         for shelf in (self.rows, self.prompts):
             kinds: dict[Output, set[bytes]] = {output: set() for output in shelf.outputs}
@@ -219,7 +107,7 @@ class Library:
                 for output, key in shelf.keys(place).items():
                     kinds[output].add(key)
             for keys in kinds.values():
-                known = [size for size in self.store.sizes(sorted(keys - missing)) if size is not None]
+                known = [sizes[key] for key in keys if key in sizes]
                 absent = len(keys & missing)
                 if absent and not known:
                     return None

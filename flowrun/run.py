@@ -234,8 +234,8 @@ def _needed(units: Sequence[Unit], names: Sequence[str]) -> list[Unit]:
 
 def _check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: Source) -> None:
     """The data give what the units take from them, and what the loss reads and no unit writes. Raises ConfigError."""
-    read, written = ({name for unit in part.units for scope, name in names(unit) if scope == "shared"}
-                     for names in (lambda unit: unit.reads, lambda unit: unit.writes))  # fmt: skip
+    read = {name for unit in part.units for scope, name in unit.reads if scope == "shared"}
+    written = {name for unit in part.units for scope, name in unit.writes if scope == "shared"}
     anything = any(unit.is_barrier for unit in part.units)  # may write any name
     asked = read & set(pipeline.inputs) | (set() if anything else set(algorithm.reads(pipeline)) - written)
     if lacking := sorted(asked - set(source.names)):

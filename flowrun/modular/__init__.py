@@ -110,7 +110,7 @@ class Modular:
         height, width = size
         given = {"num_inference_steps": steps, "height": height, "width": width, "batch_size": 1}
         (block,) = [block for name, block in self._leaves.items() if name.endswith("set_timesteps")]
-        call(block, self._pipeline(("scheduler",)), state_of({**self.settings, **given}))
+        call(block, self._scheduling, state_of({**self.settings, **given}))
         return self.part("scheduler").sigmas.float().cpu()
 
     @cached_property
@@ -134,6 +134,10 @@ class Modular:
     @cached_property
     def _outlines(self) -> ModularPipeline:
         return self._pipeline(())
+
+    @cached_property
+    def _scheduling(self) -> ModularPipeline:
+        return self._pipeline(("scheduler",))
 
     def _preparing(self, given: frozenset[str]) -> list[ModularPipelineBlocks]:
         """Blocks between the units and the loop that give what the loop must have and nobody gave."""

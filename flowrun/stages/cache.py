@@ -19,8 +19,9 @@ from flowrun.feed import row_inputs, unit_inputs
 from flowrun.graph import Draws, Executor, State
 from flowrun.graph.draws import FROZEN
 from flowrun.graph.state import tensors
-from flowrun.library import Job, Library
+from flowrun.library import Library
 from flowrun.progress import Progress
+from flowrun.shelf import Job
 from flowrun.stop import Stop
 
 if TYPE_CHECKING:

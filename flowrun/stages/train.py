@@ -62,7 +62,7 @@ class Training:
         with Stop() as stop, Progress("train", trainer.steps, "step", start) as bar:
             for step in range(start, trainer.steps):
                 recent.append(self._step(step, bar)["loss"])
-                done, stopping = step + 1, stop.asked if trainer.dist.world == 1 else trainer.dist.any(stop.asked)
+                done, stopping = step + 1, trainer.dist.any(stop.asked)
                 if stopping or done % trainer.run.train.checkpoint_every == 0 or done == trainer.steps:
                     self._checkpoint(done)
                 if stopping and done < trainer.steps:
