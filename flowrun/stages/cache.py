@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from flowrun import rundir
+from flowrun.cache.pace import Work
 from flowrun.cache.reader import put_record
 from flowrun.cache.writer import Writer
 from flowrun.config import DataError, Stopped
@@ -46,8 +48,7 @@ def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
         for model in job.shelf.split.units[i].onload_model_names
     }
     missing = library.missing()
-    if (forecast := library.forecast(missing)) is not None:
-        check_room(library.root, int(forecast * SPARE), "what the cache lacks")
+    check_room(library.root, int(library.forecast(jobs).bytes * SPARE), "what the cache lacks")
     assembly.pipeline.load(sorted(models), dist.device, assembly.dtype)
     with (
         library.store.writer(run.cache.flush_mb, run.cache.flush_s) as writer,
@@ -59,11 +60,15 @@ def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
             filler.make(job)
             bar.advance(lambda: f"{filler.bytes / 1e6:.1f} MB")
             if bar.done == FORECAST_AFTER:
-                _forecast(library, filler.bytes, bar.done, len(own), time.monotonic() - began)
+                _forecast(library, filler.bytes, bar.done, len(own), time.monotonic() - bar.began)
             if stop.asked:
-                raise Stopped(
-                    f"stopped after {bar.done} of {len(own)} rows, which are stored; the same command goes on from there"
-                )
+                break
+    if dist.is_main:
+        library.pace.save(filler.done)
+    if stop.asked:
+        raise Stopped(
+            f"stopped after {bar.done} of {len(own)} rows, which are stored; {rundir.how_to_go_on()}"
+        )
     dist.wait()
     if dist.is_main:
         library.store.refresh()
@@ -99,9 +104,11 @@ class _Filler:
             for shelf in (self.library.rows, self.library.prompts)
         }
         self.bytes = 0
+        self.done: dict[str, Work] = {}  # kind of work -> what it came to
         self.faults: dict[str, list[str]] = {}  # row id -> what is wrong with it
 
     def make(self, job: Job) -> None:
+        began, before = time.monotonic(), self.bytes
         units, row = job.shelf.split.units, job.row
         wanted = unit_inputs([units[i] for i in job.units], job.shelf.source)
         try:
@@ -117,6 +124,8 @@ class _Filler:
                 self.bytes += sum(
                     t.numel() * t.element_size() for value in record.values.values() for t in tensors(value)
                 )
+        work = self.done.setdefault(self.library.kind(job), Work())
+        work.add(time.monotonic() - began, self.bytes - before)
 
 
 def _forecast(library: Library, made: int, done: int, total: int, seconds: float) -> None:

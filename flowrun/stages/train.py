@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrun import adapters
+from flowrun import adapters, rundir
 from flowrun.checkpoint import Checkpoints
 from flowrun.config import Stopped
 from flowrun.progress import Progress, peak_memory_gb
@@ -67,7 +67,7 @@ class Training:
                     self._checkpoint(done)
                 if stopping and done < trainer.steps:
                     raise Stopped(
-                        f"stopped after step {done} of {trainer.steps}, which is saved; the same command goes on from there"
+                        f"stopped after step {done} of {trainer.steps}, which is saved; {rundir.how_to_go_on()}"
                     )
                 self._picture(done)
         seconds = time.monotonic() - began
