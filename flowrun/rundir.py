@@ -103,12 +103,6 @@ def find(run: Run, stage: str, data: str) -> Path | None:
     )
 
 
-def how_to_go_on() -> str:
-    """For whoever was stopped."""
-    sweep = os.environ.get("FLOWRUN_SWEEP")
-    return f"the same command {f'with run_id={sweep} ' if sweep else ''}goes on from there"
-
-
 def named(run: Run) -> Path | None:
     """The directory that `resume` names, None for auto and none. Raises ConfigError when it is no training run's."""
     if run.resume in ("auto", "none"):

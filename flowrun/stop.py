@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -46,3 +47,9 @@ class Stop(Signals):
             raise KeyboardInterrupt
         super()._handle(number, frame)
         log.warning("%s: finishing this step and saving; once more ends at once", signal.Signals(number).name)
+
+
+def how_to_go_on() -> str:
+    """For whoever stopped a run."""
+    sweep = os.environ.get("FLOWRUN_SWEEP")
+    return f"the same command {f'with run_id={sweep} ' if sweep else ''}goes on from there"

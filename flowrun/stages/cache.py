@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowrun import rundir
 from flowrun.cache.pace import Work
 from flowrun.cache.reader import put_record
 from flowrun.cache.writer import Writer
@@ -24,7 +23,7 @@ from flowrun.graph.state import tensors
 from flowrun.library import Library
 from flowrun.progress import Progress
 from flowrun.shelf import Job
-from flowrun.stop import Stop
+from flowrun.stop import Stop, how_to_go_on
 
 if TYPE_CHECKING:
     from flowrun.run import Assembly
@@ -67,7 +66,7 @@ def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
         library.pace.save(filler.done)
     if stop.asked:
         raise Stopped(
-            f"stopped after {bar.done} of {len(own)} rows, which are stored; {rundir.how_to_go_on()}"
+            f"stopped after {bar.done} of {len(own)} rows, which are stored; {how_to_go_on()}"
         )
     dist.wait()
     if dist.is_main:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrun import adapters, rundir
+from flowrun import adapters
 from flowrun.checkpoint import Checkpoints
 from flowrun.config import Stopped
 from flowrun.progress import Progress, peak_memory_gb
 from flowrun.stages.preview import Preview
 from flowrun.stages.trainer import Trainer
-from flowrun.stop import Stop
+from flowrun.stop import Stop, how_to_go_on
 from flowrun.tracking import Trackers
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Training:
                     self._checkpoint(done)
                 if stopping and done < trainer.steps:
                     raise Stopped(
-                        f"stopped after step {done} of {trainer.steps}, which is saved; {rundir.how_to_go_on()}"
+                        f"stopped after step {done} of {trainer.steps}, which is saved; {how_to_go_on()}"
                     )
                 self._picture(done)
         seconds = time.monotonic() - began
