@@ -158,7 +158,8 @@ class Sweep:
             return
         self._record.unlink(missing_ok=True)
         for folder in self._new:
-            folder.rmdir()
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
 
 def _without_id(overrides: Sequence[str]) -> list[str]:
