@@ -19,13 +19,14 @@ class Row:
     """One sample. `id` is stable: it survives reordering, additions and moves of the data root.
 
     size: (height, width) in pixels of what `Source.load` returns, upright and after geometry; batches are built on it.
-    source: the file that messages name, None when the picture is made, not read.
+    source: the file that messages name, None when the picture is made, not read. files: pictures by input name.
     """
 
     id: str
     prompt: str
     size: tuple[int, int]
     source: Path | None = None
+    files: Mapping[str, Path] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

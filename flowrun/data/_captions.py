@@ -1,27 +1,53 @@
-"""Captions in text files beside the pictures: `a/b.jpg` is described by `a/b.txt`.
+"""Captions: what a text becomes, and the files beside the pictures, `a/b.txt` or `a/b.json` for `a/b.jpg`.
 
-The whole text counts, line breaks included, without white space at its ends and without a byte order mark.
+Text is UTF-8, with or without a byte order mark, and counts without white space at its ends.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 BOM = b"\xef\xbb\xbf"
+
+
+class Kind(Enum):
+    txt = "txt"
+    json = "json"
+
+
+class Lines(Enum):
+    whole = "whole"  # the text with its line breaks is the caption
+    first = "first"  # its first line is
+    each = "each"  # each line is a caption of its own
+
+
+@dataclass(kw_only=True, slots=True)
+class Caption:
+    file: Kind
+    field: str  # json only
+    lines: Lines
+
+    @property
+    def ending(self) -> str:
+        return f".{self.file.value}"
 
 
 class CaptionFault(Exception):
     """A caption cannot be used; the message names the caption file where there is one."""
 
 
-def read_caption(picture: Path, near: Callable[[Path], list[str]]) -> str:
-    """The picture's caption. near: names of files that may have been meant, given the path of a missing caption file.
+def read_captions(picture: Path, rule: Caption, near: Callable[[Path], list[str]]) -> list[str]:
+    """The picture's captions, at least one. near: names of files that may have been meant, for a missing caption file.
 
-    Raises CaptionFault: no such file, not UTF-8 (with the byte's position), or empty."""
-    path = picture.with_suffix(".txt")
+    Raises CaptionFault: no such file, not UTF-8 (with the byte's position), no such field, or empty."""
+    path = picture.with_suffix(rule.ending)
     try:
-        data = path.read_bytes()
+        text = decoded(path.read_bytes())
     except FileNotFoundError:
         instead = ", ".join(near(path))
         raise CaptionFault(
@@ -29,16 +55,54 @@ def read_caption(picture: Path, near: Callable[[Path], list[str]]) -> str:
         ) from None
     except OSError as error:
         raise CaptionFault(f"its caption file {path.name} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CaptionFault(f"its caption file {path.name} is not UTF-8: {error}") from error
+    try:
+        return captions(text if rule.file is Kind.txt else _in_json(text, rule.field), rule.lines)
+    except ValueError as error:
+        raise CaptionFault(f"its caption file {path.name} {error}") from error
+
+
+def captions(value: Any, lines: Lines) -> list[str]:
+    """A text, or a list of texts, as captions without repetition. Raises ValueError when it is neither or empty."""
+    texts = value if isinstance(value, list) else [value]
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise ValueError(f"holds {wrong[0]!r} where a text is needed")
+    stripped = [text.strip() for text in texts]
+    found = {
+        Lines.whole: stripped,
+        Lines.first: [text.partition("\n")[0].strip() for text in stripped],
+        Lines.each: [line.strip() for text in stripped for line in text.splitlines()],
+    }[lines]
+    if not any(found):
+        raise ValueError("is empty")
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def decoded(data: bytes) -> str:
+    """UTF-8, a byte order mark removed. Raises ValueError: which byte, where, and what the encoding may be."""
     offset = len(BOM) if data.startswith(BOM) else 0
     try:
-        text = data[offset:].decode("utf-8").strip()
+        return data[offset:].decode("utf-8")
     except UnicodeDecodeError as error:
         position = error.start + offset
-        what = f"its caption file {path.name} is not UTF-8: byte {data[position]:#04x} at position {position}"
-        raise CaptionFault(f"{what} ({_encoding(data)})") from error
-    if not text:
-        raise CaptionFault(f"its caption file {path.name} is empty")
-    return text
+        raise ValueError(f"byte {data[position]:#04x} at position {position} ({_encoding(data)})") from error
+
+
+def parsed(text: str) -> Any:
+    """JSON with numbers as the text that stands there. Raises ValueError with line and column."""
+    try:
+        return json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is no valid JSON: {error.msg} in line {error.lineno}, column {error.colno}") from error
+
+
+def _in_json(text: str, field: str) -> Any:
+    content = parsed(text)
+    if not isinstance(content, dict) or field not in content:
+        there = f"its fields are {', '.join(content)}" if isinstance(content, dict) else "it is no object"
+        raise ValueError(f"has no field {field!r}: {there}; data.caption.field names it")
+    return content[field]
 
 
 def _encoding(data: bytes) -> str:

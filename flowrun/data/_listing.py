@@ -53,8 +53,8 @@ def _stem(name: str) -> str:
     return name.casefold().partition(".")[0]
 
 
-def list_folder(root: Path) -> Listing:
-    """Walks `root`, links to folders included, each real folder once."""
+def list_folder(root: Path, captions: str) -> Listing:
+    """Walks `root`, links to folders included, each real folder once. captions: the ending of caption files, `.txt`."""
     found, seen = Listing(), {os.path.realpath(root)}
 
     def unreadable(error: OSError) -> None:
@@ -64,7 +64,7 @@ def list_folder(root: Path) -> Listing:
         subfolders[:] = sorted(
             name for name in subfolders if not name.startswith(".") and _new(Path(folder, name), seen)
         )
-        _sort_out(root, Path(folder), files, found)
+        _sort_out(root, Path(folder), files, captions, found)
     found.pictures.sort()
     return found
 
@@ -77,11 +77,11 @@ def _new(folder: Path, seen: set[str]) -> bool:
     return True
 
 
-def _sort_out(root: Path, folder: Path, files: list[str], found: Listing) -> None:
+def _sort_out(root: Path, folder: Path, files: list[str], ending: str, found: Listing) -> None:
     visible = sorted(name for name in files if not name.startswith("."))
     found.hidden += len(files) - len(visible)
     pictures = [name for name in visible if Path(name).suffix.lower() in EXTENSIONS]
-    captions = {Path(name).with_suffix(".txt").name for name in pictures}
+    captions = {Path(name).with_suffix(ending).name for name in pictures}
     used = captions.union(pictures)
     if others := [name for name in visible if name not in used]:
         found.add_others(folder, others)

@@ -15,13 +15,16 @@ from flowrun.config import ConfigError, DataError
 from flowrun.data.folder import Folder
 from flowrun.registry import SOURCES
 
-FIXED = {"mode": "fixed", "size": [32, 32], "multiple_of": 8, "max_area": None}
-KEEP = {"mode": "keep", "size": None, "multiple_of": 8, "max_area": None}
+UNUSED = dict.fromkeys(("size", "max_area", "area", "max_aspect", "upscale"))
+FIXED = {**UNUSED, "mode": "fixed", "size": [32, 32], "multiple_of": 8}
+KEEP = {**UNUSED, "mode": "keep", "multiple_of": 8}
+BUCKETS = {**UNUSED, "mode": "buckets", "multiple_of": 8, "area": 32 * 32, "max_aspect": 3, "upscale": True}
+WHOLE = {"file": "txt", "field": "caption", "lines": "whole"}
 
 
 def make(path: Path | str | None, **changes: Any) -> Folder:
     node = {"source": "folder", "path": None if path is None else str(path), "on_error": "stop", "check": "full",
-            "max_pixels": 10_000_000, "ground": [255, 255, 255], "geometry": FIXED, **changes}  # fmt: skip
+            "max_pixels": 10_000_000, "ground": [255, 255, 255], "geometry": FIXED, "caption": WHOLE, **changes}  # fmt: skip
     return Folder(SOURCES.build("data", Folder, node))
 
 

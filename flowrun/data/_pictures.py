@@ -1,0 +1,175 @@
+"""What sources of pictures share: the rule for faults, geometry, decoding, content keys. Not a source: they derive from it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import PIL
+from tqdm import tqdm
+
+from flowrun.cache.key import digest
+from flowrun.config import ConfigError, DataError
+from flowrun.data import Row, Source
+from flowrun.data import _picture as picture
+from flowrun.data._geometry import RESIZING, Geometry
+from flowrun.data._listing import MOST_COMPARED
+from flowrun.files import HashFile
+
+log = logging.getLogger(__name__)
+
+PILLOW_LIMIT = 178_956_970  # pixels; above it Pillow refuses to open a picture
+ID_HEX = 8  # digits that tell the captions of one picture apart
+
+
+class OnError(Enum):
+    stop = "stop"  # all faults are listed and nothing is trained
+    skip = "skip"  # rows with a fault are left out, each with its reason
+
+
+class Check(Enum):
+    headers = "headers"  # sizes only: damage further on stops the run when the picture is decoded
+    full = "full"  # every picture is decoded once before the run
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row as it was found. files: its pictures by the names that units read; the first gives the row its size.
+
+    captions: each makes a row of its own. where: for messages. faults: what is already known to be wrong with it."""
+
+    id: str
+    where: str
+    files: Mapping[str, Path]
+    captions: Sequence[str] = ()
+    faults: Sequence[str] = ()
+
+
+@dataclass
+class Found:
+    """ignored: how many files are no data. unread: words about such files that may have been meant as data."""
+
+    entries: list[Entry] = field(default_factory=list)
+    ignored: int = 0
+    unread: str = ""
+
+
+class Pictures(Source):
+    """Subclasses find entries; which of them are rows, and what a row's pictures become, is decided here."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config:
+        source: str
+        path: str | None
+        on_error: OnError
+        check: Check
+        max_pixels: int  # of a file, before geometry
+        ground: list[int]  # RGB 0..255 laid under transparent parts
+        geometry: Geometry
+
+        def __post_init__(self) -> None:
+            if len(self.ground) != 3 or not all(0 <= value <= 255 for value in self.ground):
+                raise ConfigError("data.ground", f"is {self.ground}", "give red, green, blue, each 0 to 255")
+            if not 1 <= self.max_pixels <= PILLOW_LIMIT:
+                raise ConfigError(
+                    "data.max_pixels", f"is {self.max_pixels}", f"give 1 to {PILLOW_LIMIT} (Pillow's limit)"
+                )
+
+    @abstractmethod
+    def find(self) -> Found:
+        """All entries in a fixed order. Raises ConfigError when there is nothing to look at."""
+
+    def rows(self) -> list[Row]:
+        found, rows, faults = self.find(), [], []
+        for entry in tqdm(found.entries, "data", unit="row", disable=not sys.stderr.isatty(), leave=False):
+            size, reasons = self._look_at(entry)
+            if reasons:
+                faults.append((entry, "; ".join(reasons)))
+            else:
+                rows += _rows(entry, size)
+        self._settle(found, rows, faults)
+        return rows
+
+    def place(self) -> str:
+        return "" if self.config.path is None else str(Path(self.config.path).expanduser().resolve())
+
+    def gone(self) -> bool:
+        return self.config.path is not None and not Path(self.place()).exists()
+
+    def load(self, row: Row, names: Collection[str] | None = None) -> dict[str, Any]:
+        wanted = self.names if names is None else names
+        inputs: dict[str, Any] = {"prompt": row.prompt} if "prompt" in wanted else {}
+        for name, file in row.files.items():
+            if name in wanted:
+                inputs[name] = picture.to_tensor(self._picture(file, row.size))  # uint8 [3, H, W]
+        return inputs
+
+    def _picture(self, file: Path, size: tuple[int, int]) -> Any:
+        try:
+            upright = picture.read(file, self.config.max_pixels, tuple(self.config.ground))
+        except picture.PictureFault as error:
+            raise DataError([f"{file}: {error}"], "repair or remove it; data.check=full finds such files early") from error
+        return self.config.geometry.apply(upright, size)
+
+    def fingerprints(self, row: Row, hash_file: HashFile) -> dict[str, bytes]:
+        given = {name: value for name, value in asdict(self.config.geometry).items() if value is not None}
+        geometry = {**given, "mode": self.config.geometry.mode.value}
+        versions = {"decoding": picture.DECODING, "resizing": RESIZING, "pillow": PIL.__version__}
+        rules = {**versions, "ground": self.config.ground, "geometry": geometry}
+        first = next(iter(row.files))
+        return {
+            "prompt": digest("prompt", row.prompt),
+            # A further picture is cut to the size of the first one.
+            **{name: digest("picture", hash_file(file), rules, *([] if name == first else [row.size]))
+               for name, file in row.files.items()},
+        }  # fmt: skip
+
+    def _look_at(self, entry: Entry) -> tuple[tuple[int, int], list[str]]:
+        """(height, width) after geometry, and everything that is wrong with the row's pictures and captions."""
+        sizes, reasons = [], []
+        for name, file in entry.files.items():
+            said = "" if len(entry.files) == 1 else f"{name} {file.name} "
+            try:
+                own = picture.check(file, self.config.max_pixels, self.config.check is Check.full)
+                sizes.append(self.config.geometry.target(*own))
+            except FileNotFoundError:
+                reasons.append(f"{file} does not exist" + _near(file))
+            except (picture.PictureFault, ValueError) as error:
+                reasons.append(f"{said}{error}")
+        return (sizes[0] if sizes else (0, 0)), [*reasons, *entry.faults]
+
+    def _settle(self, found: Found, rows: list[Row], faults: list[tuple[Entry, str]]) -> None:
+        """Stop or skip as configured; `skipped` says what was left out and why. Raises DataError."""
+        self.ignored = found.ignored
+        self.skipped = sorted((entry.id, reason) for entry, reason in faults)
+        if faults and (self.config.on_error is OnError.stop or not rows):
+            lines = [f"{entry.where}: {reason}" for entry, reason in sorted(faults, key=lambda fault: fault[0].where)]
+            which = f"{len(faults)} of {len(faults) + len(rows)} rows"
+            remedy = "repair them" if not rows else "repair them, or leave them out with data.on_error=skip"
+            raise DataError(lines, f"data.path: {which} cannot be used; {remedy}{found.unread}")
+        if found.ignored:
+            log.info("%s: %d hidden or other files ignored%s", self.place(), found.ignored, found.unread)
+
+
+def _near(missing: Path) -> str:
+    names = [file.name for file in missing.parent.iterdir()] if missing.parent.is_dir() else []
+    near = get_close_matches(missing.name, names[:MOST_COMPARED], n=1)
+    return f", but there is {near[0]}" if near else ""
+
+
+def _rows(entry: Entry, size: tuple[int, int]) -> list[Row]:
+    ids = [entry.id] if len(entry.captions) == 1 else [
+        f"{entry.id}#{digest(caption).hex()[:ID_HEX]}" for caption in entry.captions
+    ]  # fmt: skip
+    first = next(iter(entry.files.values()), None)
+    return [
+        Row(id=row_id, prompt=caption, size=size, source=first, files=entry.files)
+        for row_id, caption in zip(ids, entry.captions, strict=True)
+    ]

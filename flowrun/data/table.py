@@ -1,0 +1,143 @@
+"""A table that names pictures and captions: csv, tsv, json, jsonl or parquet. Rows may have several pictures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from flowrun.cache.key import digest
+from flowrun.config import ConfigError
+from flowrun.data._captions import Lines, captions
+from flowrun.data._pictures import ID_HEX, Entry, Found, Pictures
+from flowrun.data._tables import Line, read_table
+from flowrun.spelling import suggest
+
+
+@dataclass(kw_only=True, slots=True)
+class Columns:
+    id: str | None
+    caption: str
+    pictures: dict[str, str]  # input name -> column with the picture's path
+
+    def __post_init__(self) -> None:
+        if not self.pictures:
+            raise ConfigError("data.columns.pictures", "is empty", "name at least image: COLUMN")
+        if "prompt" in self.pictures:
+            raise ConfigError("data.columns.pictures.prompt", "is the caption's name", "choose another name")
+
+
+class Table(Pictures):
+    """Rows named by `columns.id`, else by the path of their first picture as it stands in the table."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Pictures.Config):
+        root: str | None
+        columns: Columns
+        lines: Lines
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.names = (*config.columns.pictures, "prompt")
+
+    def find(self) -> Found:
+        path = _table(self.config.path)
+        root = path.parent if self.config.root is None else Path(self.config.root).expanduser().absolute()
+        lines = read_table(path, next(iter(self.config.columns.pictures.values())), self.config.columns.caption)
+        self._check_columns(path, lines)
+        records: dict[tuple[str, ...], _Record] = {}
+        broken = []
+        for line in lines:
+            key, faults, said = self._read(line)
+            if key is None:
+                broken.append(Entry(line.where.removeprefix(f"{path}, "), line.where, {}, faults=faults))
+            else:
+                records.setdefault(key, _Record(line.where)).add(line.where, said, faults)
+        if not records and not broken:
+            raise ConfigError("data.path", f"{path} has no rows", "give a table with a line for each row")
+        return Found([*broken, *self._entries(root, records)])
+
+    def _check_columns(self, path: Path, lines: Sequence[Line]) -> None:
+        """A column that no line has is a wrong setting, not a fault of every line."""
+        there = list(dict.fromkeys(name for line in lines for name in line.values))
+        columns = self.config.columns
+        asked = {"caption": columns.caption, **{f"pictures.{name}": column for name, column in columns.pictures.items()}}
+        if columns.id is not None:
+            asked["id"] = columns.id
+        for name, column in asked.items():
+            if there and column not in there:
+                what = f"{path.name} has no column {column!r}, only {', '.join(there)}"
+                raise ConfigError(f"data.columns.{name}", what, suggest(column, there))
+
+    def _read(self, line: Line) -> tuple[tuple[str, ...] | None, list[str], list[str]]:
+        """(what tells the row from others, faults, captions) of one line. The first is None when it cannot be told."""
+        if line.fault:
+            return None, [line.fault], []
+        columns, faults = self.config.columns, []
+        paths = [line.values.get(column) for column in columns.pictures.values()]
+        for column, path in zip(columns.pictures.values(), paths, strict=True):
+            if why := _no_path(path):
+                faults.append(f"{column} {why}")
+        named = line.values.get(columns.id) if columns.id is not None else ""
+        if not isinstance(named, str) or (columns.id is not None and not named.strip()):
+            faults.append(f"{columns.id} is {named!r} where a text is needed")
+        if faults:
+            return None, faults, []
+        try:
+            said = captions(line.values.get(columns.caption, ""), self.config.lines)
+        except ValueError as error:
+            return (named, *paths), [f"{columns.caption} {error}"], []
+        return (named, *paths), [], said
+
+    def _entries(self, root: Path, records: Mapping[tuple[str, ...], _Record]) -> list[Entry]:
+        names, column = list(self.config.columns.pictures), self.config.columns.id
+        count = Counter(named or paths[0] for named, *paths in records)
+        entries = []
+        for (named, *paths), record in records.items():
+            row_id, shared = named or paths[0], count[named or paths[0]] > 1
+            if shared and named:
+                record.faults.append(f"{column} {named!r} stands in lines with other pictures too")
+            elif shared:  # one picture with several partners
+                row_id = f"{row_id}#{digest(*paths).hex()[:ID_HEX]}"
+            files = {name: root / path for name, path in zip(names, paths, strict=True)}
+            entries.append(Entry(row_id, record.where, files, record.captions, record.faults))
+        return entries
+
+
+@dataclass
+class _Record:
+    """What the lines about one row say."""
+
+    where: str
+    captions: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def add(self, where: str, captions: Sequence[str], faults: Sequence[str]) -> None:
+        if again := [caption for caption in captions if caption in self.captions]:
+            self.faults.append(f"its caption {again[0]!r} stands once more in {where.rpartition(', ')[2]}")
+        self.captions += captions
+        self.faults += faults
+
+
+def _no_path(value: Any) -> str:
+    """Why a cell names no picture file; empty when it may."""
+    if not isinstance(value, str):
+        return f"is {value!r} where a path is needed"
+    if not value.strip():
+        return "is empty"
+    return f"is a web address, {value}: download the pictures first" if value.startswith(("http://", "https://")) else ""
+
+
+def _table(path: str | None) -> Path:
+    if path is None:
+        raise ConfigError("data.path", "names no table", "give data.path=FILE that names pictures and captions")
+    table = Path(path).expanduser().absolute()
+    if table.is_dir():
+        raise ConfigError("data.path", f"{table} is a folder", "give a table in it, or read its pictures with data=folder")
+    if not table.exists():
+        near = get_close_matches(table.name, [f.name for f in table.parent.iterdir()] if table.parent.is_dir() else [])
+        raise ConfigError("data.path", f"{table} does not exist", f"did you mean {near[0]}?" if near else "give an existing file")
+    return table
