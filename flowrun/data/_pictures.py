@@ -136,11 +136,12 @@ class Pictures(Source):
         sizes, reasons = [], []
         for name, file in entry.files.items():
             said = "" if len(entry.files) == 1 else f"{name} {file.name} "
+            if not file.exists():
+                reasons.append(f"{file} does not exist" + _near(file))
+                continue
             try:
                 own = picture.check(file, self.config.max_pixels, self.config.check is Check.full)
                 sizes.append(self.config.geometry.target(*own))
-            except FileNotFoundError:
-                reasons.append(f"{file} does not exist" + _near(file))
             except (picture.PictureFault, ValueError) as error:
                 reasons.append(f"{said}{error}")
         return (sizes[0] if sizes else (0, 0)), [*reasons, *entry.faults]

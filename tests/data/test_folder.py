@@ -160,6 +160,46 @@ def test_a_metadata_file_that_nothing_reads_is_mentioned_when_captions_are_missi
     assert "not read: metadata.json1" in faults(make(tmp_path))
 
 
+def test_a_line_break_means_what_the_setting_says(tmp_path: Path) -> None:
+    add(tmp_path / "a.png", "one\r\n\r\n two \none\n")
+    for lines, prompts in (("whole", ["one\r\n\r\n two \none"]), ("first", ["one"]), ("each", ["one", "two"])):
+        rows = make(tmp_path, caption={**WHOLE, "lines": lines}).rows()
+        assert [row.prompt for row in rows] == prompts
+    assert all(row.id.startswith("a.png#") for row in rows) and len({row.id for row in rows}) == 2
+    first, second = (make(tmp_path).fingerprints(row, by_content) for row in rows)
+    assert first["image"] == second["image"] and first["prompt"] != second["prompt"]
+
+
+JSON = {"file": "json", "field": "caption", "lines": "whole"}
+
+
+def test_captions_may_be_a_field_of_a_json_file(tmp_path: Path) -> None:
+    add(tmp_path / "a.png", None).with_suffix(".json").write_text('{"id": 1, "caption": "007"}')
+    add(tmp_path / "b.png", "not this one").with_suffix(".json").write_text('{"caption": ["one", "two"]}')
+    source = make(tmp_path, caption=JSON)
+    assert [row.prompt for row in source.rows()] == ["007", "one", "two"]
+    assert source.ignored == 1, "b.txt"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "a.png: has no caption file a.json, but there is a.txt"),
+        ("{", "its caption file a.json is no valid JSON: Expecting property name .* in line 1, column 2"),
+        ('{"text": "x"}', "a.json has no field 'caption': its fields are text; data.caption.field names it"),
+        ("[]", "a.json has no field 'caption': it is no object"),
+        ('{"caption": {"a": 1}}', "a.json holds {'a': '1'} where a text is needed"),
+        ('{"caption": []}', "a.json is empty"),
+    ],
+)
+def test_a_json_caption_that_cannot_be_used_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+    add(tmp_path / "a.png", "text")
+    if content is not None:
+        (tmp_path / "a.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        make(tmp_path, caption=JSON).rows()
+
+
 def spoil(folder: Path) -> None:
     """One good row and five bad ones, the last bad in two ways."""
     add(folder / "good.png")

@@ -96,8 +96,8 @@ def test_buckets_fill_the_area_and_keep_the_aspect() -> None:
         allowed = {(h, w) for h in sides for w in sides if h * w <= area and max(h, w) <= aspect * min(h, w)}
         found = set(buckets(area, grid, aspect))
         assert found <= allowed and {(w, h) for h, w in found} == found
-        assert not any(h <= H and w <= W and (h, w) != (H, W) for h, w in found for H, W in allowed
-                       if H * W <= area and (H == h or W == w) and max(H, W) <= aspect * min(H, W))  # fmt: skip
+        larger = {(h + more, w) for h, w in found for more in sides} | {(h, w + more) for h, w in found for more in sides}
+        assert not larger & allowed
         side = math.isqrt(area) // grid * grid
         assert (side, side) in found
 

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 from test_folder import FIXED, KEEP, by_content
 
 from flowrun.config import ConfigError, DataError
@@ -50,9 +52,7 @@ def as_lines(path: Path, rows: Sequence[dict[str, str]]) -> None:
 
 
 def as_parquet(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    pyarrow.parquet = pytest.importorskip("pyarrow.parquet")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
 
 
 FORMATS = {".csv": as_csv, ".tsv": as_csv, ".json": as_json, ".jsonl": as_lines, ".parquet": as_parquet}
@@ -203,8 +203,6 @@ CSV = "file_name,text\n"
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
-    if name.endswith("parquet"):
-        pytest.importorskip("pyarrow")
     picture(tmp_path / "a.png")
     (tmp_path / "zero.png").touch()
     found = faults(make(text(tmp_path / name, content)))
