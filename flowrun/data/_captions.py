@@ -1,6 +1,6 @@
-"""Captions: what a text becomes, and the files beside the pictures, `a/b.txt` or `a/b.json` for `a/b.jpg`.
+r"""Captions: what a text becomes, and the files beside the pictures, `a/b.txt` or `a/b.json` for `a/b.jpg`.
 
-Text is UTF-8, with or without a byte order mark, and counts without white space at its ends.
+Text is UTF-8, with or without a byte order mark; it counts without white space at its ends, each line break as \n.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def captions(value: Any, lines: Lines) -> list[str]:
     texts = value if isinstance(value, list) else [value]
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise ValueError(f"holds {wrong[0]!r} where a text is needed")
-    stripped = [text.strip() for text in texts]
+    stripped = [text.replace("\r\n", "\n").replace("\r", "\n").strip() for text in texts]
     found = {
         Lines.whole: stripped,
         Lines.first: [text.partition("\n")[0].strip() for text in stripped],

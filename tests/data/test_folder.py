@@ -162,7 +162,7 @@ def test_a_metadata_file_that_nothing_reads_is_mentioned_when_captions_are_missi
 
 def test_a_line_break_means_what_the_setting_says(tmp_path: Path) -> None:
     add(tmp_path / "a.png", "one\r\n\r\n two \none\n")
-    for lines, prompts in (("whole", ["one\r\n\r\n two \none"]), ("first", ["one"]), ("each", ["one", "two"])):
+    for lines, prompts in (("whole", ["one\n\n two \none"]), ("first", ["one"]), ("each", ["one", "two"])):
         rows = make(tmp_path, caption={**WHOLE, "lines": lines}).rows()
         assert [row.prompt for row in rows] == prompts
     assert all(row.id.startswith("a.png#") for row in rows) and len({row.id for row in rows}) == 2
