@@ -14,16 +14,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from flowrun.algorithms import Algorithm
 from flowrun.batches import Visit
 from flowrun.data import Row, Source
 from flowrun.graph import Draws, Executor, Param, Record, State, Unit
 from flowrun.graph.state import canonical
 from flowrun.splitters import Split
+from flowrun.variants import Variants
 
 
 class Records(Protocol):
-    """What the cached units returned, unit -> record, for each (row, variant of the algorithm)."""
+    """What the cached units returned, unit -> record, for each (row, variant)."""
 
     def records(self, visits: Sequence[tuple[int, int]]) -> Sequence[Mapping[int, Record]]: ...
 
@@ -52,25 +52,27 @@ class Feed:
         executor: Executor,
         records: Records,
         names: Sequence[str],
-        algorithm: Algorithm,
+        variants: Variants,
         seed: int,
         device: torch.device,
     ) -> None:
         self.rows, self.source, self.split, self.executor = rows, source, split, executor
         self.store, self.names, self.seed, self.device = records, tuple(names), seed, device
-        self.algorithm, self.variants = algorithm, algorithm.variants()
+        self.variants = variants
         self.wanted = live_inputs(split, names, source)
         self.stored = stored_outputs(split, self.names)
 
     def batch(self, visits: Sequence[Visit]) -> dict[str, Tensor]:
         """Name -> [B, ...] on the device, B = len(visits)."""
-        places = [(visit.row, self._variant(visit)) for visit in visits]
+        places = [
+            (visit.row, self.variants.choose(self.seed, self.rows[visit.row].id, visit.epoch)) for visit in visits
+        ]
         if self.stored is not None:
             return self._stacked(places)
-        rows = [self.rows[visit.row] for visit in visits]
+        rows = [self.variants.row(self.rows[row], variant) for row, variant in places]
         jobs = [
             (
-                State(shared=row_inputs(self.source, row, self.variants[variant], self.wanted)),
+                State(shared=row_inputs(self.source, row, self.variants.change(variant), self.wanted)),
                 Draws(self.seed, row.id, visit.epoch),
                 kept,
             )
@@ -78,11 +80,6 @@ class Feed:
         ]
         states = self.executor.run_batch(jobs, live=self.split.live)
         return collate([state.shared for state in states], self.names, [row.id for row in rows], self.device)
-
-    def _variant(self, visit: Visit) -> int:
-        if len(self.variants) == 1:
-            return 0
-        return self.algorithm.choose(self.seed, self.rows[visit.row].id, visit.epoch)
 
     def _stacked(self, places: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
         batch = {}

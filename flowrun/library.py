@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +31,7 @@ from flowrun.prompts import Prompts
 from flowrun.remembered import Remembered
 from flowrun.shelf import Job, Shelf
 from flowrun.splitters import Split
+from flowrun.variants import Variants
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Library:
         source: Source,
         rows: Sequence[Row],
         prompts: Sequence[Row],
-        variants: Sequence[Mapping[str, Any]],
+        variants: Variants,
         split: Split,
         prompt_split: Split,
     ) -> None:
@@ -66,6 +66,7 @@ class Library:
             for name in sorted({*split.models_cached, *prompt_split.models_cached})
         }
         context = digest("matmul", torch.get_float32_matmul_precision())
+        texts = Prompts([row.prompt for row in prompts], guided=False)
         self.rows, self.prompts = (
             Shelf(
                 part,
@@ -78,7 +79,7 @@ class Library:
             )
             for part, data, listed, changes in (
                 (split, source, rows, variants),
-                (prompt_split, Prompts([row.prompt for row in prompts], guided=False), prompts, [{}]),
+                (prompt_split, texts, prompts, Variants(texts)),
             )
         )
 

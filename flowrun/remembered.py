@@ -23,8 +23,8 @@ class Remembered(Source):
 
     names = ()
 
-    def __init__(self, manifest: Manifest) -> None:
-        self.manifest = manifest
+    def __init__(self, manifest: Manifest, variants: int) -> None:
+        self.manifest, self.variants = manifest, variants
         listed = [row for row in manifest.rows() if row.size != NO_PICTURE]
         self.skipped = [(row.id, row.fault) for row in listed if row.fault]
         self.ignored = 0
@@ -52,7 +52,7 @@ class Remembered(Source):
         return [known.get(Kept(variant, units[i].name, *param), UNKNOWN) for i, param in outputs]
 
 
-def remember(run: Run, place: str) -> Remembered | None:
+def remember(run: Run, source: Source) -> Remembered | None:
     """What the cache remembers of the configured data in their place, or None."""
-    manifest = newest_manifest(Path(run.cache.root).absolute(), run.model["name"], run.data["source"], place)
-    return None if manifest is None else Remembered(manifest)
+    manifest = newest_manifest(Path(run.cache.root).absolute(), run.model["name"], run.data["source"], source.place())
+    return None if manifest is None else Remembered(manifest, source.variants)

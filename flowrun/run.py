@@ -28,6 +28,7 @@ from flowrun.prompts import Prompts
 from flowrun.registry import ALGORITHMS, PIPELINES, SOURCES, checked, common
 from flowrun.remembered import Remembered, remember
 from flowrun.splitters import Split, split
+from flowrun.variants import Variants
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +71,14 @@ class Assembly:
             self.source,
             self.rows,
             self.prompts,
-            self.algorithm.variants(),
+            self.variants,
             self.split,
             self.prompt_split,
         )
+
+    @cached_property
+    def variants(self) -> Variants:
+        return Variants(self.source, self.algorithm.variants(), self.algorithm.choose)
 
     @cached_property
     def data_stamp(self) -> str:
@@ -212,7 +217,7 @@ def _rows(run: Run, source: Source, part: Split) -> tuple[Source, list[Row]]:
             and run.stage is not Stage.cache
             and not live_inputs(part, (), source)
         ):
-            remembered = remember(run, source.place())
+            remembered = remember(run, source)
         if remembered is None:
             raise
     return remembered, remembered.rows()

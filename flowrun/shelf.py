@@ -1,6 +1,6 @@
 """The keys of one list of rows: what each value is addressed by, what has to run for those that are missing.
 
-A place is a row in one variant of the algorithm: row * len(variants) + variant.
+A place is a row in one variant: row * len(variants) + variant.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from flowrun.files import HashFile
 from flowrun.graph import EVERYTHING, Param, UnitGraph
 from flowrun.remembered import Remembered
 from flowrun.splitters import Split
+from flowrun.variants import Variants
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,13 @@ class Job:
 
     @property
     def row(self) -> Row:
-        return self.shelf.rows[self.place // len(self.shelf.variants)]
+        """As the variant sees it."""
+        row, variant = divmod(self.place, len(self.shelf.variants))
+        return self.shelf.variants.row(self.shelf.rows[row], variant)
 
     @property
     def change(self) -> Mapping[str, Any]:
-        return self.shelf.variants[self.place % len(self.shelf.variants)]
+        return self.shelf.variants.change(self.place % len(self.shelf.variants))
 
 
 class Shelf:
@@ -49,25 +52,25 @@ class Shelf:
         split: Split,
         source: Source,
         rows: Sequence[Row],
-        variants: Sequence[Mapping[str, Any]],
+        variants: Variants,
         plan: KeyPlan,
         hash_file: HashFile,
         store: Store,
     ) -> None:
         self.split, self.source, self.rows, self.variants = split, source, rows, variants
         self.outputs: list[Output] = list(plan.outputs)
-        self.fingerprints = [source.fingerprints(row, hash_file) for row in rows]
-        self._keys = [
-            self._row_keys(plan, row, given, variant)
-            for row, given in zip(rows, self.fingerprints, strict=True)
-            for variant in range(len(variants))
-        ]
+        self._keys, self._stamps = [], []
+        for row in rows:
+            seen = [source.fingerprints(source.variant(row, n), hash_file) for n in range(source.variants)]
+            self._stamps.append(source.stamp(row) if isinstance(source, Remembered) else digest(*seen))
+            for variant in range(len(variants)):
+                self._keys.append(self._row_keys(plan, row, seen[variant // len(variants.changes)], variant))
         self.reader = Reader(store, split.units, lambda row, variant: self.keys(row * len(variants) + variant))
 
     def _row_keys(self, plan: KeyPlan, row: Row, given: Mapping[str, bytes], variant: int) -> bytes:
         if isinstance(self.source, Remembered):
             return b"".join(self.source.keys(row, variant, self.outputs, self.split.units))
-        changed = {name: digest(name, value) for name, value in self.variants[variant].items()}
+        changed = {name: digest(name, value) for name, value in self.variants.change(variant).items()}
         found = plan.keys({("shared", name): key for name, key in {**given, **changed}.items()}, row.id)
         return b"".join(found[output] for output in self.outputs)
 
@@ -77,9 +80,7 @@ class Shelf:
 
     def stamp(self, number: int) -> bytes:
         """Of everything that a row's inputs come from; the same when only the cache is left of them."""
-        if isinstance(self.source, Remembered):
-            return self.source.stamp(self.rows[number])
-        return digest(self.fingerprints[number])
+        return self._stamps[number]
 
     def manifest_row(self, number: int, fault: str) -> ManifestRow:
         row, count = self.rows[number], len(self.variants)

@@ -17,7 +17,7 @@ LAYERS = (
     "cache",
     "modular",
     "pipelines splitters data accelerators rewards",
-    "algorithms adapters optim checkpoint sampling batches prompts remembered feed shelf library grids remembered",
+    "algorithms adapters optim checkpoint sampling batches variants prompts remembered feed shelf library grids remembered",
     "stages",
     "run plan explain rundir session nearest",
     "finished teacher distilled",

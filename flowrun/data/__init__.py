@@ -20,6 +20,7 @@ class Row:
 
     size: (height, width) in pixels of what `Source.load` returns, upright and after geometry; batches are built on it.
     source: the file that messages name, None when the picture is made, not read. files: pictures by input name.
+    extra: what else the source knows about it.
     """
 
     id: str
@@ -34,12 +35,15 @@ class Source(ABC):
     """Rows of a data set. `names`: the shared-scope inputs that `load` gives to the units.
 
     After `rows()`, `skipped` holds (row id, reason) of the rows left out under `on_error: skip`, and `ignored` counts
-    the files that are neither pictures nor captions.
+    the files that are neither pictures nor captions. `variants` counts the forms in which each row may be seen, all
+    equally often; with more than one of them `variant` says which is which.
     """
 
     Config: ClassVar[type]
     names: ClassVar[tuple[str, ...]] = ("image", "prompt")
     not_content: ClassVar[tuple[str, ...]] = ("path", "on_error", "check")  # settings that reach no value
+
+    variants: int = 1
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -51,6 +55,10 @@ class Source(ABC):
         """All rows in a fixed order, without decoding more than the configuration asks for.
 
         Raises ConfigError when there is no data to look at, DataError with every fault of the data at once."""
+
+    def variant(self, row: Row, number: int) -> Row:
+        """The row as its variant `number` sees it, 0 ... variants - 1, with the same id and size; always the same one."""
+        return row
 
     def place(self) -> str:
         """Where the data lie, as one name; empty when they come with a package."""

@@ -50,16 +50,17 @@ class Geometry:
             raise ValueError(f"is {height}x{width}, smaller than data.geometry.multiple_of = {grid}")
         return height - height % grid, width - width % grid
 
-    def apply(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-        """size: what `target` gave for the row; a row's further pictures are cut to it too."""
+    def apply(self, picture: Image.Image, size: tuple[int, int], at: tuple[float, float] = (0.5, 0.5)) -> Image.Image:
+        """size: what `target` gave for the row; a row's further pictures are cut to it too. at: where the cut lies, from
+        (0, 0), left and top, to (1, 1)."""
         if self.mode is Mode.keep and size == self.target(picture.height, picture.width):
-            return self._cut(picture, size)
-        return ImageOps.fit(picture, size[::-1], method=Image.Resampling.LANCZOS)
+            return self._cut(picture, size, at)
+        return ImageOps.fit(picture, size[::-1], method=Image.Resampling.LANCZOS, centering=at)
 
-    def _cut(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+    def _cut(self, picture: Image.Image, size: tuple[int, int], at: tuple[float, float]) -> Image.Image:
         height, width = self._scaled(picture.height, picture.width)
         picture = picture.resize((width, height), Image.Resampling.LANCZOS)
-        left, top = (width - size[1]) // 2, (height - size[0]) // 2
+        left, top = math.floor((width - size[1]) * at[0]), math.floor((height - size[0]) * at[1])
         return picture.crop((left, top, left + size[1], top + size[0]))
 
     def _within_aspect(self, height: int, width: int) -> tuple[int, int]:

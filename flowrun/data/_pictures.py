@@ -6,19 +6,22 @@ import logging
 import sys
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import PIL
+from PIL import Image, ImageOps
 from tqdm import tqdm
 
 from flowrun.cache.key import digest
 from flowrun.config import ConfigError, DataError
 from flowrun.data import Row, Source
 from flowrun.data import _picture as picture
+from flowrun.data._augment import CENTRE, Augment, Look, Several
 from flowrun.data._geometry import RESIZING, Geometry
 from flowrun.data._listing import MOST_COMPARED
 from flowrun.files import HashFile
@@ -73,6 +76,7 @@ class Pictures(Source):
         max_pixels: int  # of a file, before geometry
         ground: list[int]  # RGB 0..255 laid under transparent parts
         geometry: Geometry
+        augment: Augment
 
         def __post_init__(self) -> None:
             if len(self.ground) != 3 or not all(0 <= value <= 255 for value in self.ground):
@@ -81,6 +85,14 @@ class Pictures(Source):
                 raise ConfigError(
                     "data.max_pixels", f"is {self.max_pixels}", f"give 1 to {PILLOW_LIMIT} (Pillow's limit)"
                 )
+
+    @property
+    def variants(self) -> int:
+        return self.config.augment.variants
+
+    def variant(self, row: Row, number: int) -> Row:
+        look = self.config.augment.look(row.id, number, row.extra["captions"])
+        return replace(row, prompt=look.caption, extra={**row.extra, "look": look})
 
     @abstractmethod
     def find(self) -> Found:
@@ -93,7 +105,7 @@ class Pictures(Source):
             if reasons:
                 faults.append((entry, "; ".join(reasons)))
             else:
-                rows += _rows(entry, size)
+                rows += self._rows(entry, size)
         self._settle(found, rows, faults)
         return rows
 
@@ -104,30 +116,32 @@ class Pictures(Source):
         return self.config.path is not None and not Path(self.place()).exists()
 
     def load(self, row: Row, names: Collection[str] | None = None) -> dict[str, Any]:
-        wanted = self.names if names is None else names
+        wanted, look = self.names if names is None else names, row.extra.get("look", Look(row.prompt))
         inputs: dict[str, Any] = {"prompt": row.prompt} if "prompt" in wanted else {}
         for name, file in row.files.items():
             if name in wanted:
-                inputs[name] = picture.to_tensor(self._picture(file, row.size))  # uint8 [3, H, W]
+                inputs[name] = picture.to_tensor(self._picture(file, row.size, look))  # uint8 [3, H, W]
         return inputs
 
-    def _picture(self, file: Path, size: tuple[int, int]) -> Any:
+    def _picture(self, file: Path, size: tuple[int, int], look: Look) -> Image.Image:
         try:
             upright = picture.read(file, self.config.max_pixels, tuple(self.config.ground))
         except picture.PictureFault as error:
             raise DataError([f"{file}: {error}"], "repair or remove it; data.check=full finds such files early") from error
-        return self.config.geometry.apply(upright, size)
+        return self.config.geometry.apply(ImageOps.mirror(upright) if look.flipped else upright, size, look.at)
 
     def fingerprints(self, row: Row, hash_file: HashFile) -> dict[str, bytes]:
         given = {name: value for name, value in asdict(self.config.geometry).items() if value is not None}
         geometry = {**given, "mode": self.config.geometry.mode.value}
         versions = {"decoding": picture.DECODING, "resizing": RESIZING, "pillow": PIL.__version__}
         rules = {**versions, "ground": self.config.ground, "geometry": geometry}
+        look = row.extra.get("look", Look(row.prompt))
+        seen = [] if (look.flipped, look.at) == (False, CENTRE) else [look.flipped, look.at]
         first = next(iter(row.files))
         return {
             "prompt": digest("prompt", row.prompt),
             # A further picture is cut to the size of the first one.
-            **{name: digest("picture", hash_file(file), rules, *([] if name == first else [row.size]))
+            **{name: digest("picture", hash_file(file), rules, *([] if name == first else [row.size]), *seen)
                for name, file in row.files.items()},
         }  # fmt: skip
 
@@ -146,6 +160,16 @@ class Pictures(Source):
                 reasons.append(f"{said}{error}")
         return (sizes[0] if sizes else (0, 0)), [*reasons, *entry.faults]
 
+    def _rows(self, entry: Entry, size: tuple[int, int]) -> list[Row]:
+        """One, or one for each caption."""
+        row = partial(Row, size=size, source=next(iter(entry.files.values())), files=entry.files)
+        if len(entry.captions) == 1 or self.config.augment.caption.several is Several.random:
+            return [row(id=entry.id, prompt=entry.captions[0], extra={"captions": entry.captions})]
+        return [
+            row(id=f"{entry.id}#{digest(caption).hex()[:ID_HEX]}", prompt=caption, extra={"captions": [caption]})
+            for caption in entry.captions
+        ]
+
     def _settle(self, found: Found, rows: list[Row], faults: list[tuple[Entry, str]]) -> None:
         """Stop or skip as configured; `skipped` says what was left out and why. Raises DataError."""
         self.ignored = found.ignored
@@ -163,14 +187,3 @@ def _near(missing: Path) -> str:
     names = [file.name for file in missing.parent.iterdir()] if missing.parent.is_dir() else []
     near = get_close_matches(missing.name, names[:MOST_COMPARED], n=1)
     return f", but there is {near[0]}" if near else ""
-
-
-def _rows(entry: Entry, size: tuple[int, int]) -> list[Row]:
-    ids = [entry.id] if len(entry.captions) == 1 else [
-        f"{entry.id}#{digest(caption).hex()[:ID_HEX]}" for caption in entry.captions
-    ]  # fmt: skip
-    first = next(iter(entry.files.values()), None)
-    return [
-        Row(id=row_id, prompt=caption, size=size, source=first, files=entry.files)
-        for row_id, caption in zip(ids, entry.captions, strict=True)
-    ]

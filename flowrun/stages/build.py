@@ -48,7 +48,7 @@ def build_training(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
         executor(assembly.split.units),
         assembly.library or NoRecords(),
         names,
-        assembly.algorithm,
+        assembly.variants,
         run.seed,
         dist.device,
     )

@@ -19,12 +19,15 @@ UNUSED = dict.fromkeys(("size", "max_area", "area", "max_aspect", "upscale"))
 FIXED = {**UNUSED, "mode": "fixed", "size": [32, 32], "multiple_of": 8}
 KEEP = {**UNUSED, "mode": "keep", "multiple_of": 8}
 BUCKETS = {**UNUSED, "mode": "buckets", "multiple_of": 8, "area": 32 * 32, "max_aspect": 3, "upscale": True}
+TAGS = {"several": "rows", "shuffle": False, "drop": 0.0, "keep": 1, "separator": ","}
+PLAIN = {"variants": 1, "flip": 0.0, "crop": False, "caption": TAGS}
 WHOLE = {"file": "txt", "field": "caption", "lines": "whole"}
 
 
 def make(path: Path | str | None, **changes: Any) -> Folder:
     node = {"source": "folder", "path": None if path is None else str(path), "on_error": "stop", "check": "full",
-            "max_pixels": 10_000_000, "ground": [255, 255, 255], "geometry": FIXED, "caption": WHOLE, **changes}  # fmt: skip
+            "max_pixels": 10_000_000, "ground": [255, 255, 255], "geometry": FIXED, "caption": WHOLE, "augment": PLAIN,
+            **changes}  # fmt: skip
     return Folder(SOURCES.build("data", Folder, node))
 
 

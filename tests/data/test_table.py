@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from pyarrow import parquet
-from test_folder import FIXED, KEEP, by_content
+from test_folder import FIXED, KEEP, PLAIN, by_content
 
 from flowrun.config import ConfigError, DataError
 from flowrun.data.table import Table
@@ -26,7 +26,7 @@ ODD = ["a, b", 'a "quoted" word', "line one\nline two", "りんご 🍎", "001",
 def make(path: Path | None, **changes: Any) -> Table:
     node = {"source": "table", "path": None if path is None else str(path), "root": None, "on_error": "stop",
             "check": "full", "max_pixels": 10_000_000, "ground": [255, 255, 255], "geometry": FIXED,
-            "columns": COLUMNS, "lines": "whole", **changes}  # fmt: skip
+            "columns": COLUMNS, "lines": "whole", "augment": PLAIN, **changes}  # fmt: skip
     return Table(SOURCES.build("data", Table, node))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,28 @@ def test_pictures_of_a_folder_in_their_own_sizes(runs: Runs, monkeypatch: pytest
     assert curves[0] == curves[1] and len(set(curves[0])) == STEPS
     plan = (runs.newest("train") / "plan.txt").read_text()
     assert "64x64 pixels: 2 rows" in plan and "96x48 pixels: 2 rows" in plan
+
+
+def test_variants_of_rows_in_buckets_are_the_same_cached_and_live(runs: Runs) -> None:
+    folder = runs.folder / "pictures"
+    folder.mkdir()
+    lines = []
+    for number, (width, height) in enumerate([(64, 64), (130, 64), (70, 72), (300, 140)]):
+        Image.effect_noise((width, height), 80).convert("RGB").save(folder / f"{number}.png")
+        lines += [{"file_name": f"pictures/{number}.png", "text": f"{word}, fine, old, {number}"} for word in ("one", "other")]
+    (runs.folder / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    settings = ["data=table", "data.path=t.jsonl", "data.geometry.mode=buckets", "data.geometry.size=null",
+                "data.geometry.area=4096", "data.geometry.multiple_of=16", "data.geometry.max_aspect=2",
+                "data.geometry.upscale=true", "data.augment.variants=3", "data.augment.flip=0.5", "data.augment.crop=true",
+                "data.augment.caption.several=random", "data.augment.caption.shuffle=true", "task.caption_dropout=0.3",
+                *FAST]  # fmt: skip
+    curves = []
+    for task in ("sft_split", "sft"):
+        assert cli.main(["model=flux_tiny", *settings, f"task={task}"]) == 0
+        curves.append(losses(runs.newest("train")))
+    assert curves[0] == curves[1] and len(set(curves[0])) == STEPS
+    plan = (runs.newest("train") / "plan.txt").read_text()
+    assert "4 rows from table" in plan and "64x64 pixels: 2 rows" in plan and "80x48 pixels: 2 rows" in plan
 
 
 @pytest.mark.slow
