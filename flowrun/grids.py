@@ -15,10 +15,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from flowrun.data._picture import from_tensor
 from flowrun.files import write_atomic
 from flowrun.sampling import Picture
 
@@ -67,8 +67,7 @@ def _save_each(folder: Path, pictures: Sequence[Picture], images: Sequence[Image
 
 def to_image(picture: Tensor) -> Image.Image:
     """[3, H, W] in [-1, 1] -> 8-bit RGB, rounded."""
-    pixels = ((picture + 1) * 127.5).round().clamp(0, 255).byte()  # [3, H, W]
-    return Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).cpu().numpy()))
+    return from_tensor(((picture + 1) * 127.5).round().clamp(0, 255).byte().cpu())
 
 
 def grid(images: Sequence[Image.Image], captions: Sequence[str], columns: int = COLUMNS) -> Image.Image:

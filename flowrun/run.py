@@ -127,6 +127,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     trackers = tracking.choose(run.tracker)
     parts = _splits(task, pipeline, algorithm, trained)
     _check_inputs(pipeline, algorithm, parts[0], source)
+    source.read_before_training = run.dry_run or not live_inputs(parts[0], algorithm.reads(pipeline), source) - {"prompt"}
     source, rows = _rows(run, source, parts[0])
     stages = (Stage.train,) if isinstance(source, Remembered) else _stages(run, task, parts[0])
     for size in {row.size for row in rows}:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import logging
+import os
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +19,9 @@ from tqdm import tqdm
 
 from flowrun import launch, rundir
 from flowrun.config import ConfigError, Run, Stage, Stopped
+from flowrun.contact import contact_sheet
 from flowrun.dist import Dist, make_dist
+from flowrun.files import write_atomic
 from flowrun.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -70,6 +76,10 @@ class Session:
             log.info("%s", assembly.plan)
         for warning in assembly.warnings:
             log.warning("%s", warning)
+        if self.run.dry_run and launch.rank() == 0 and "FLOWRUN_SWEEP" not in os.environ:
+            name = f"{self.run.task['name']}-{self.run.model['name']}-{self.run.run_id}.png"
+            if (path := _save_sheet(assembly, rundir.outputs() / "plans" / name)) is not None:
+                sys.stdout.write(f"pictures    {path}\n")
 
     def do(self, stage: Stage, assembly: Assembly) -> None:
         """One stage in a directory of its own. Raises UserError subclasses."""
@@ -111,6 +121,10 @@ class Session:
             return
         folder = rundir.open_run(self.run, stage.value, resume_from, assembly.data_stamp)
         folder.save_text("plan.txt", f"{assembly.plan}\n")
+        if stage is assembly.stages[0] and not folder.resumed:
+            _save_sheet(assembly, folder.path / "data.png")
+        if assembly.source.skipped:
+            folder.save_text("skipped.csv", _table(("row", "reason"), assembly.source.skipped))
         began = time.monotonic()
         try:
             with _logged(folder.path / "flowrun.log"):
@@ -143,6 +157,22 @@ class Session:
     def _command(self, stage: Stage) -> str:
         words = [word for word in sys.argv[1:] if not word.startswith(("stage=", "dry_run="))]
         return shlex.join(["python", "-m", "flowrun", *words, f"stage={stage.value}"])
+
+
+def _save_sheet(assembly: Assembly, path: Path) -> Path | None:
+    sheet = contact_sheet(assembly.variants, assembly.rows)
+    if sheet is None:
+        return None
+    png = io.BytesIO()
+    sheet.save(png, format="PNG")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_atomic(path, png.getvalue())
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerows([header, *rows])
+    return text.getvalue()
 
 
 @contextmanager

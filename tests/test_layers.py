@@ -19,7 +19,7 @@ LAYERS = (
     "pipelines splitters data accelerators rewards",
     "algorithms adapters optim checkpoint sampling batches variants prompts remembered feed shelf library grids remembered",
     "stages",
-    "run plan explain rundir session nearest",
+    "run plan explain contact rundir session nearest",
     "finished teacher distilled",
     "sweep cli __main__",
 )

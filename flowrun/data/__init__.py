@@ -44,6 +44,7 @@ class Source(ABC):
     not_content: ClassVar[tuple[str, ...]] = ("path", "on_error", "check")  # settings that reach no value
 
     variants: int = 1
+    read_before_training: bool = False  # set by the run: its cache stage reads every row to the end before training does
 
     def __init__(self, config: Any) -> None:
         self.config = config

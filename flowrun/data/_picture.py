@@ -64,6 +64,11 @@ def to_tensor(picture: Image.Image) -> Tensor:
     return pixels.permute(2, 0, 1).contiguous()
 
 
+def from_tensor(pixels: Tensor) -> Image.Image:
+    """uint8 [3, H, W] -> RGB picture."""
+    return Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))
+
+
 @contextmanager
 def _opened(path: Path, max_pixels: int) -> Iterator[Image.Image]:
     try:

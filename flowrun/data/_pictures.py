@@ -38,6 +38,7 @@ class OnError(Enum):
 
 
 class Check(Enum):
+    auto = "auto"  # full, unless a cache stage decodes all pictures before training anyway and names what it cannot
     headers = "headers"  # sizes only: damage further on stops the run when the picture is decoded
     full = "full"  # every picture is decoded once before the run
 
@@ -154,11 +155,19 @@ class Pictures(Source):
                 reasons.append(f"{file} does not exist" + _near(file))
                 continue
             try:
-                own = picture.check(file, self.config.max_pixels, self.config.check is Check.full)
+                own = picture.check(file, self.config.max_pixels, self._full)
                 sizes.append(self.config.geometry.target(*own))
             except (picture.PictureFault, ValueError) as error:
                 reasons.append(f"{said}{error}")
         return (sizes[0] if sizes else (0, 0)), [*reasons, *entry.faults]
+
+    @property
+    def _full(self) -> bool:
+        """Whether every picture is decoded now. Which rows to skip has to be known before the cache is filled."""
+        c = self.config
+        return c.check is Check.full or (
+            c.check is Check.auto and (c.on_error is OnError.skip or not self.read_before_training)
+        )
 
     def _rows(self, entry: Entry, size: tuple[int, int]) -> list[Row]:
         """One, or one for each caption."""

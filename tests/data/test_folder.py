@@ -251,6 +251,19 @@ def test_with_header_checks_damage_is_named_when_the_picture_is_loaded(tmp_path:
         source.load(row)
 
 
+def test_damage_is_looked_for_at_once_unless_a_cache_stage_reads_everything_first(tmp_path: Path) -> None:
+    add(tmp_path / "good.png")
+    half = add(tmp_path / "half.jpg", size=(200, 200))
+    half.write_bytes(half.read_bytes()[: half.stat().st_size * 2 // 3])
+    assert "half.jpg: cannot be read" in faults(make(tmp_path, check="auto"))
+    later = make(tmp_path, check="auto")
+    later.read_before_training = True
+    assert [row.id for row in later.rows()] == ["good.png", "half.jpg"]
+    skipping = make(tmp_path, check="auto", on_error="skip")
+    skipping.read_before_training = True
+    assert [row.id for row in skipping.rows()] == ["good.png"]
+
+
 def test_pictures_smaller_than_the_grid_are_faults(tmp_path: Path) -> None:
     add(tmp_path / "small.png", size=(6, 90))
     assert "small.png: is 6x90, smaller than data.geometry.multiple_of = 8" in faults(make(tmp_path, geometry=KEEP))

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import flowrun.checkpoint
+from flowrun import cli
 from flowrun.algorithms.sft import Sft
 from flowrun.run import assemble
 from tests.conftest import SMALL, Runs, losses, result
@@ -68,8 +70,6 @@ def test_configuration_errors_name_the_key_and_what_would_be_right(
 ) -> None:
     if "data=folder" in overrides:
         settings = [text for text in SMALL if not text.startswith("data.")]
-        from flowrun import cli
-
         assert cli.main([*settings, *overrides]) == 2
         line = capsys.readouterr().err.strip().splitlines()[-1]
     else:
@@ -165,10 +165,31 @@ def test_a_full_disk_while_saving_is_named_and_leaves_the_checkpoint_before(
     assert len(losses(runs("train.steps=12", "train.checkpoint_every=4"))) == 12
 
 
-def test_a_dry_run_gives_out_the_plan_and_leaves_nothing_and_so_does_a_refused_run(
+def test_a_dry_run_leaves_only_a_sheet_of_what_the_model_would_see(
     runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs("dry_run=true")
-    assert capsys.readouterr().out.startswith("flowrun sft_split on emoji_tiny: cache then train\n")
     runs("task.splitter=reply", code=2)
     assert list(runs.folder.iterdir()) == []
+    runs("dry_run=true")
+    out = capsys.readouterr().out
+    assert out.startswith("flowrun sft_split on emoji_tiny: cache then train\n")
+    (sheet,) = [path for path in runs.folder.rglob("*") if path.is_file()]
+    assert out.rstrip().endswith(f"pictures    {sheet}")
+    with Image.open(sheet) as picture:
+        assert picture.width > 4 * 96 and picture.getcolors(maxcolors=100_000) is not None
+
+
+def test_rows_that_are_skipped_are_listed_with_the_run(runs: Runs) -> None:
+    folder = runs.folder / "pictures"
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        Image.new("RGB", (32, 32), "red").save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text(f"the, letter {name}")
+    (folder / "b.png").write_bytes(b"")
+    (folder / "c.txt").unlink()
+    settings = [text for text in SMALL if not text.startswith("data.")]
+    assert cli.main([*settings, "data=folder", "data.path=pictures", "data.on_error=skip", "train.steps=1"]) == 0
+    for stage in ("cache", "train"):
+        assert (runs.newest(stage) / "skipped.csv").read_text().splitlines() == [
+            "row,reason", "b.png,the file is empty (0 bytes)", "c.png,has no caption file c.txt"]  # fmt: skip
+    assert (runs.newest("cache") / "data.png").is_file() and not (runs.newest("train") / "data.png").exists()

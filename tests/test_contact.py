@@ -1,0 +1,84 @@
+"""The contact sheet shows rows as the model sees them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flowrun.contact import SHOWN, contact_sheet
+from flowrun.data import Row, Source
+from flowrun.data.folder import Folder
+from flowrun.registry import SOURCES
+from flowrun.variants import Variants
+
+GEOMETRY = {"mode": "keep", "size": None, "multiple_of": 8, "max_area": None, "area": None, "max_aspect": None, "upscale": None}
+TAGS = {"several": "rows", "shuffle": False, "drop": 0.0, "keep": 1, "separator": ","}
+
+
+def folder(path: Path, **augment: object) -> Folder:
+    node = {"source": "folder", "path": str(path), "on_error": "stop", "check": "headers", "max_pixels": 10_000_000,
+            "ground": [255, 255, 255], "geometry": GEOMETRY, "caption": {"file": "txt", "field": "x", "lines": "whole"},
+            "augment": {"variants": 1, "flip": 0.0, "crop": False, "caption": TAGS, **augment}}  # fmt: skip
+    return Folder(SOURCES.build("data", Folder, node))
+
+
+def add(path: Path, picture: Image.Image) -> None:
+    picture.save(path)
+    path.with_suffix(".txt").write_text(path.stem)
+
+
+def colours(sheet: Image.Image) -> set[tuple[int, ...]]:
+    return {tuple(pixel) for pixel in np.asarray(sheet).reshape(-1, 3).tolist()}
+
+
+def test_every_row_of_a_small_data_set_is_shown_and_large_ones_are_spread(tmp_path: Path) -> None:
+    wanted = [(n * 20, 255 - n * 20, 7) for n in range(10)]
+    for n, colour in enumerate(wanted):
+        add(tmp_path / f"{n}.png", Image.new("RGB", (16, 16) if n % 2 else (16, 24), colour))
+    source = folder(tmp_path)
+    assert set(wanted) <= colours(contact_sheet(Variants(source), source.rows()))
+    many = contact_sheet(Variants(source), source.rows() * 50)
+    assert set(wanted) <= colours(many)
+    assert many.height < 2 * (SHOWN // 8) * 200
+
+
+def test_large_pictures_are_made_small_and_variants_are_shown(tmp_path: Path) -> None:
+    half = Image.new("RGB", (2000, 1000), "white")
+    half.paste("red", (0, 0, 1000, 1000))
+    for n in range(8):
+        add(tmp_path / f"{n}.png", half)
+    source = folder(tmp_path, variants=8, flip=0.5)
+    sheet = contact_sheet(Variants(source), source.rows())
+    assert sheet.width < 1200
+    pixels = np.asarray(sheet)
+    left = [pixels[40, 4 + n * (128 + 4) + 10].tolist() for n in range(8)]
+    assert {tuple(pixel) for pixel in left} == {(255, 0, 0), (255, 255, 255)}, "some are mirrored"
+
+
+def test_what_cannot_be_read_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    add(tmp_path / "good.png", Image.new("RGB", (32, 32), "red"))
+    add(tmp_path / "half.png", Image.effect_noise((200, 200), 50))
+    whole = (tmp_path / "half.png").read_bytes()
+    (tmp_path / "half.png").write_bytes(whole[: len(whole) // 2])
+    source = folder(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert (255, 0, 0) in colours(contact_sheet(Variants(source), source.rows()))
+    assert "half.png: cannot be read" in caplog.text
+
+
+def test_data_without_pictures_have_no_sheet() -> None:
+    class Texts(Source):
+        def rows(self) -> list[Row]:
+            return [Row(id="a", prompt="a", size=(0, 0))]
+
+        def load(self, row: Row, names: object = None) -> dict[str, str]:
+            return {"prompt": row.prompt}
+
+        def fingerprints(self, row: Row, hash_file: object) -> dict[str, bytes]:
+            return {}
+
+    assert contact_sheet(Variants(Texts(None)), Texts(None).rows()) is None
