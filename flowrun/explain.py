@@ -16,6 +16,7 @@ from flowrun.remembered import Remembered
 if TYPE_CHECKING:
     from flowrun.run import Assembly
 
+NAMED = 3  # rows of a size that fill no batch
 SHOWN = 20  # skipped rows listed by name
 VARIANTS = {Variant.lora: "LoRA", Variant.rslora: "rsLoRA", Variant.dora: "DoRA"}
 
@@ -54,14 +55,17 @@ def _data(assembly: Assembly) -> list[str]:
     lines += [f"skipped {row}: {why}" for row, why in source.skipped[:SHOWN]]
     if len(source.skipped) > SHOWN:
         lines.append(f"and {len(source.skipped) - SHOWN} more skipped")
-    sizes = assembly.batches.buckets
-    batch = assembly.run.train.batch_size
-    lines += [
-        f"{width}x{height} pixels: {amount(count, 'row')}"
-        + (f", less than a batch of {batch}" if count < batch else "")
-        for (height, width), count in sizes.items()
-    ]
-    return lines
+    return lines + [_bucket(assembly, size, count) for size, count in assembly.batches.buckets.items()]
+
+
+def _bucket(assembly: Assembly, size: tuple[int, int], count: int) -> str:
+    """How many rows have the size; by name those that cannot fill a batch, which train in shorter ones."""
+    train, line = assembly.run.train, f"{size[1]}x{size[0]} pixels: {amount(count, 'row')}"
+    if count * train.repeat >= train.batch_size:
+        return line
+    names = [row.id for row in assembly.rows if row.size == size]
+    more = ", ..." if len(names) > NAMED else ""
+    return f"{line}, less than a batch of {train.batch_size}, so in short batches: {', '.join(names[:NAMED])}{more}"
 
 
 def _models(assembly: Assembly) -> list[str]:

@@ -72,6 +72,12 @@ def test_how_much_is_to_be_made_and_how_long_it_takes_is_forecast_from_earlier_r
     assert not other_weights.forecast(other_weights.work()).rows
 
 
+def test_rows_that_fill_no_batch_are_named_with_what_becomes_of_them(runs: Runs) -> None:
+    plan = section(str(assemble([*SMALL, "train.batch_size=5"]).plan), "data")
+    assert plan[1] == "32x32 pixels: 4 rows, less than a batch of 5, so in short batches: 1F34E, 1F34F, 1F350, ..."
+    assert section(str(assemble([*SMALL, "train.batch_size=5", "train.repeat=2"]).plan), "data")[1] == "32x32 pixels: 4 rows"
+
+
 def test_rows_sizes_steps_and_places_are_told(runs: Runs) -> None:
     assembly = assemble(
         [*SMALL, "train.batch_size=3", "train.steps=null", "train.epochs=3", "run_id=x", "adapter=lora"]
