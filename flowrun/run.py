@@ -126,7 +126,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     fitting = _check_trained(pipeline, trained, task, adapter)
     trackers = tracking.choose(run.tracker)
     parts = _splits(task, pipeline, algorithm, trained)
-    _check_inputs(pipeline, algorithm, parts[0], source)
+    unread = _check_inputs(pipeline, algorithm, parts[0], source)
     source.read_before_training = run.dry_run or not live_inputs(parts[0], algorithm.reads(pipeline), source) - {"prompt"}
     source, rows = _rows(run, source, parts[0])
     stages = (Stage.train,) if isinstance(source, Remembered) else _stages(run, task, parts[0])
@@ -159,7 +159,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
         stages,
         steps,
         end,
-        [*fitting, *check_optimizer(run.optimizer, steps), *pipeline.long_texts([row.prompt for row in (*rows, *prompts)])],
+        [*fitting, *unread, *check_optimizer(run.optimizer, steps), *pipeline.long_texts([row.prompt for row in (*rows, *prompts)])],
     )
 
 
@@ -238,8 +238,10 @@ def _needed(units: Sequence[Unit], names: Sequence[str]) -> list[Unit]:
     return [unit for i, unit in enumerate(units) if i in asked]
 
 
-def _check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: Source) -> None:
-    """The data give what the units take from them, and what the loss reads and no unit writes. Raises ConfigError."""
+def _check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: Source) -> list[str]:
+    """The data give what the units take from them, and what the loss reads and no unit writes. Raises ConfigError.
+
+    Returns a warning for what was named in the settings and nothing reads."""
     read = {name for unit in part.units for scope, name in unit.reads if scope == "shared"}
     written = {name for unit in part.units for scope, name in unit.writes if scope == "shared"}
     anything = any(unit.is_barrier for unit in part.units)  # may write any name
@@ -247,6 +249,8 @@ def _check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source:
     if lacking := sorted(asked - set(source.names)):
         what = f"the data give {', '.join(source.names)}, and not {', '.join(lacking)}"
         raise ConfigError("data.source", what, "use other data, or a task that does without")
+    idle = [name for name in source.names if name not in {*read, *algorithm.reads(pipeline), *Source.names}]
+    return [f"data: {name} is read by nothing in this model and task" for name in idle]
 
 
 def _stages(run: Run, task: Task, parts: Split) -> tuple[Stage, ...]:

@@ -193,3 +193,12 @@ def test_rows_that_are_skipped_are_listed_with_the_run(runs: Runs) -> None:
         assert (runs.newest(stage) / "skipped.csv").read_text().splitlines() == [
             "row,reason", "b.png,the file is empty (0 bytes)", "c.png,has no caption file c.txt"]  # fmt: skip
     assert (runs.newest("cache") / "data.png").is_file() and not (runs.newest("train") / "data.png").exists()
+
+
+def test_a_picture_that_nothing_reads_is_mentioned(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGB", (32, 32), "red").save(runs.folder / "a.png")
+    (runs.folder / "t.csv").write_text("file_name,other,text\na.png,a.png,red\n")
+    settings = [text for text in SMALL if not text.startswith("data.")]
+    more = "+data.columns.pictures.condition_image=other"
+    assert cli.main([*settings, "data=table", "data.path=t.csv", more, "dry_run=true"]) == 0
+    assert "data: condition_image is read by nothing in this model and task" in capsys.readouterr().err
