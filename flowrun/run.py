@@ -249,7 +249,8 @@ def _check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source:
     if lacking := sorted(asked - set(source.names)):
         what = f"the data give {', '.join(source.names)}, and not {', '.join(lacking)}"
         raise ConfigError("data.source", what, "use other data, or a task that does without")
-    idle = [name for name in source.names if name not in {*read, *algorithm.reads(pipeline), *Source.names}]
+    used = {*read, *algorithm.reads(pipeline), *Source.names}
+    idle = [] if anything else [name for name in source.names if name not in used]
     return [f"data: {name} is read by nothing in this model and task" for name in idle]
 
 
