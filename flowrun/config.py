@@ -128,6 +128,7 @@ class Train:
 @dataclass(kw_only=True, slots=True)
 class CacheSettings:
     root: str
+    batch: int
     flush_mb: float
     flush_s: float
     verify: Verify
@@ -135,6 +136,7 @@ class CacheSettings:
     def __post_init__(self) -> None:
         if not self.root:
             raise ConfigError("cache.root", "is empty", "name a folder")
+        _at_least("cache.batch", self.batch, 1)
         for name in ("flush_mb", "flush_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"cache.{name}", f"is {getattr(self, name)}", "must be positive")

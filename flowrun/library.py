@@ -73,7 +73,7 @@ class Library:
                 data,
                 listed,
                 changes,
-                KeyPlan(part, self.identities, context, run.seed),
+                KeyPlan(part, self.identities, context, run.seed, run.cache.batch),
                 self.sources.hash_file,
                 self.store,
             )

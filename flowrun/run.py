@@ -159,7 +159,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
         stages,
         steps,
         end,
-        [*fitting, *unread, *check_optimizer(run.optimizer, steps), *pipeline.long_texts([row.prompt for row in (*rows, *prompts)])],
+        [*fitting, *unread, *_check_batch(run, parts[0]), *check_optimizer(run.optimizer, steps),
+         *pipeline.long_texts([row.prompt for row in (*rows, *prompts)])],
     )
 
 
@@ -252,6 +253,18 @@ def _check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source:
     used = {*read, *algorithm.reads(pipeline), *Source.names}
     idle = [] if anything else [name for name in source.names if name not in used]
     return [f"data: {name} is read by nothing in this model and task" for name in idle]
+
+
+def _check_batch(run: Run, part: Split) -> list[str]:
+    """Encoding several rows at once is of use, and is said to change last bits. Raises ConfigError."""
+    if run.cache.batch == 1:
+        return []
+    able = [part.units[i].name for i in part.needed if part.units[i].process_rows is not None]
+    if not able:
+        raise ConfigError("cache.batch", f"is {run.cache.batch}, but no cached unit can encode several rows at once", "give 1")
+    return [
+        f"cache: {', '.join(able)} encode {run.cache.batch} rows at once, so losses may differ in their last bits from those of one stage"
+    ]
 
 
 def _stages(run: Run, task: Task, parts: Split) -> tuple[Stage, ...]:

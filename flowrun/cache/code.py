@@ -37,6 +37,11 @@ def code_identity(unit: Unit) -> bytes:
         ) from error
 
 
+def rows_identity(unit: Unit) -> bytes:
+    """The same of how the unit does several rows at once."""
+    return digest("rows", _identity(unit.process_rows))
+
+
 class _NoSource(Exception):
     pass
 

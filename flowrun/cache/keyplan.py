@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from flowrun.cache.code import code_identity
+from flowrun.cache.code import code_identity, rows_identity
 from flowrun.cache.key import KEY_BYTES, digest
 from flowrun.graph import Param, Unit
 from flowrun.graph.graph import Writers
@@ -41,13 +41,16 @@ class KeyPlan:
     All that does not depend on the row is hashed here, once: a row costs one short hash per unit call and output.
     """
 
-    def __init__(self, split: Split, identities: Mapping[str, bytes], context: bytes, seed: int) -> None:
+    def __init__(
+        self, split: Split, identities: Mapping[str, bytes], context: bytes, seed: int, batch: int = 1
+    ) -> None:
         """identities: of every component that a needed unit calls. context: digest of the precision, of library
         versions, of whatever else reaches every unit. seed: the run's; only `random="frozen"` units depend on it.
+        batch: rows that units encode at once where they can, which alone changes a value's last bits.
 
         Raises ConfigError when a unit's code cannot be identified, KeyError for a component without identity.
         """
-        self.context, self.identities, self.seed = context, identities, seed
+        self.context, self.identities, self.seed, self.batch = context, identities, seed, batch
         self.data: dict[Param, int] = {}  # what is taken from the data -> place among the row's keys
         self._steps: list[
             tuple[bytes, tuple[int, ...]]
@@ -82,7 +85,8 @@ class KeyPlan:
     def _unit(self, units: Sequence[Unit], i: int) -> dict[str, int]:
         """Places of the unit's key by the scope of what it writes; they differ when each side is a call of its own."""
         unit = units[i]
-        own = digest("unit", code_identity(unit), self._models(unit), self.context, unit.take_over)
+        together = [self.batch, rows_identity(unit)] if self.batch > 1 and unit.process_rows is not None else []
+        own = digest("unit", code_identity(unit), self._models(unit), self.context, unit.take_over, *together)
         if unit.is_barrier:
             params = sorted(self._writers.params())
             places = [self._from_data(EVERYTHING), *(self._input(param) for param in params)]

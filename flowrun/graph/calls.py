@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flowrun.graph.guard import Context, DeclaredScope, UndeclaredEffect, check_returned
@@ -22,6 +22,17 @@ def _plain(unit: Unit, context: Context, state: State) -> Record:
         inputs |= _side(unit.input_params_posi, state.posi) | _side(unit.input_params_nega, state.nega)
     returned = check_returned(unit, unit.process(context, **inputs))
     return Record({("shared", name): value for name, value in returned.items()})
+
+
+def call_rows(unit: Unit, context: Context, states: Sequence[State]) -> list[Record]:
+    """`process_rows` on several rows. Raises UndeclaredEffect when it does not return one mapping for each."""
+    rows = [_shared(unit, s) | _side(unit.input_params_posi, s.posi) | _side(unit.input_params_nega, s.nega) for s in states]
+    returned = list(unit.process_rows(context, rows))
+    if len(returned) != len(rows):
+        raise UndeclaredEffect(unit, f"returns {len(returned)} results for {len(rows)} rows", "return one for each row")
+    return [
+        Record({("shared", name): value for name, value in check_returned(unit, one).items()}) for one in returned
+    ]
 
 
 def _both_sides(unit: Unit, context: Context, state: State) -> Record:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flowrun.graph.calls import call_of
+from flowrun.graph.calls import call_of, call_rows
 from flowrun.graph.draws import Draws
 from flowrun.graph.generators import GlobalGenerators
 from flowrun.graph.graph import UnitGraph
@@ -93,6 +93,35 @@ class Executor:
         if before.moved():
             self._name_culprit([job], live, before)
         return made
+
+    def run_rows(self, jobs: Sequence[Job], live: Collection[int]) -> list[dict[int, Record]]:
+        """`run_recorded` for several rows: units that can do them at once do, the others row by row."""
+        before, states = GlobalGenerators(), [state.copy() for state, _, _ in jobs]
+        made: list[dict[int, Record]] = [{} for _ in jobs]
+        for i, unit in enumerate(self.units):
+            if i not in live:
+                for state, (_, _, records) in zip(states, jobs, strict=True):
+                    if i in records:
+                        state.apply(records[i])
+            elif unit.process_rows is not None:
+                for state, record, mine in zip(states, self._call_rows(i, states, jobs), made, strict=True):
+                    state.apply(record)
+                    mine[i] = record
+            else:
+                for state, (_, draws, _), mine in zip(states, jobs, made, strict=True):
+                    mine[i] = self.run_unit(i, state, draws)
+        if before.moved():
+            self._name_culprit(jobs, live, before)
+        return made
+
+    def _call_rows(self, i: int, states: Sequence[State], jobs: Sequence[Job]) -> list[Record]:
+        unit, inputs = self.units[i], [watch(self.units[i], state) for state in states]
+        context = Context(unit, self._models[i], self.configs, jobs[0][1])
+        with torch.no_grad():
+            records = call_rows(unit, context, states)
+        if any(changed(watched) is not None for watched in inputs):
+            raise UndeclaredEffect(unit, "changes an input in place", "return a new value instead")
+        return [Record({p: canonical(v, False) for p, v in record.values.items()}, record.deleted) for record in records]
 
     def run_batch(self, jobs: Sequence[Job], live: Collection[int] | None = None) -> list[State]:
         """`run` for several rows, on copies of their states.

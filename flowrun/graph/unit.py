@@ -34,7 +34,8 @@ class Unit:
     declared inputs of all three scopes and returns the three mappings; an input that it leaves out is deleted. With
     nothing declared it is a barrier: it reads and writes everything. may_write: `process` may return only some outputs,
     or None. random: none, frozen (one draw for ever) or per_epoch (a fresh one each time). version, settings: what the
-    code is and how it is set, part of a cached value's key.
+    code is and how it is set, part of a cached value's key. process_rows: `process_rows(ctx, rows)` does for several rows
+    at once, each the mapping that `process` gets as keywords, what `process` does for one, but for the last bits.
 
     Raises TypeError for a bare string where names are wanted, ValueError for an unknown `random` or flags that exclude
     each other.
@@ -51,6 +52,7 @@ class Unit:
     may_write: bool = False
     random: str = "none"
     process: Callable[..., Any] | None = None
+    process_rows: Callable[..., Any] | None = None
     version: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -63,6 +65,8 @@ class Unit:
             raise ValueError(f"unit {self.name}: random is {self.random!r}; one of {', '.join(RANDOM)}")
         if self.take_over and self.separate_cfg:
             raise ValueError(f"unit {self.name}: take_over sees all scopes at once, separate_cfg one side; choose one")
+        if self.process_rows is not None and (self.take_over or self.separate_cfg or self.random != "none"):
+            raise ValueError(f"unit {self.name}: process_rows is for units that see one scope and draw nothing")
 
     @cached_property
     def is_barrier(self) -> bool:

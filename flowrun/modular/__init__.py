@@ -166,13 +166,15 @@ class Modular:
         kind = type(block)
         # its one message, the cut of a long text, is given before the run by whoever knows the rows
         logging.getLogger(kind.__module__).setLevel(logging.ERROR)
+        call = BlockCall(block, partial(self._pipeline, parts), fixed, outputs)
         return Unit(
             name=name,
             input_params=reads,
             output_params=tuple(dict.fromkeys((*outputs, *self.rewrites.get(name, reads)))),
             onload_model_names=networks,
             may_write=name not in self.rewrites,
-            process=BlockCall(block, partial(self._pipeline, parts), fixed, outputs),
+            process=call,
+            process_rows=call.rows,
             settings={"block": f"{kind.__module__}.{kind.__qualname__}", "absent": absent, **fixed},
         )
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+import torch
 from diffusers import ModularPipeline
 from diffusers.configuration_utils import FrozenDict
 from diffusers.modular_pipelines.modular_pipeline import ModularPipelineBlocks, PipelineState
@@ -49,6 +50,25 @@ class BlockCall:
         call(self.block, self.components, state)
         replaced = [name for name, value in given.items() if state.get(name) is not value]
         return {name: self._row(name, state.get(name)) for name in (*self.outputs, *replaced)}
+
+    def rows(self, ctx: Any, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The block on a batch of these rows, whose pictures are of one size."""
+        for name in ctx.models:
+            setattr(self.components, name, ctx.models[name])
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        given = {name: torch.stack(values) if isinstance(values[0], Tensor) else values for name, values in columns.items()}
+        state = state_of({**self.fixed, **given})
+        call(self.block, self.components, state)
+        replaced = [name for name, value in given.items() if state.get(name) is not value]
+        found = {name: self._split(name, state.get(name), len(rows)) for name in (*self.outputs, *replaced)}
+        return [{name: values[row] for name, values in found.items()} for row in range(len(rows))]
+
+    def _split(self, name: str, value: Any, rows: int) -> Sequence[Any]:
+        if not isinstance(value, Tensor):
+            return value if isinstance(value, list) else [value] * rows
+        if len(value) != rows:
+            raise ValueError(f"{type(self.block).__name__} returns {name} of shape {list(value.shape)} for {rows} rows")
+        return value.unbind()
 
     def _row(self, name: str, value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,10 +40,14 @@ class MiniLM(nn.Module):
 
     def forward(self, prompt: str) -> Tensor:
         """[L, 384], L tokens with the marks at both ends; text beyond 512 tokens is cut."""
-        tokens = self.tokenizer(prompt, truncation=True, return_tensors="pt")
-        ids = tokens["input_ids"].to(self.network.device)  # [1, L]
-        return self.network(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+        return self.rows([prompt])[0]
 
+    def rows(self, prompts: Sequence[str]) -> list[Tensor]:
+        """One [L, 384] for each prompt; the shorter ones are padded, which the network does not attend to."""
+        tokens = self.tokenizer(list(prompts), truncation=True, padding=True, return_tensors="pt")
+        ids, mask = (tokens[name].to(self.network.device) for name in ("input_ids", "attention_mask"))  # [B, longest L]
+        hidden = self.network(input_ids=ids, attention_mask=mask).last_hidden_state  # [B, longest L, 384]
+        return [row[:length] for row, length in zip(hidden, mask.sum(1).tolist(), strict=True)]
 
     def save_pretrained(self, folder: Path) -> None:
         """As transformers loads it: network and tokenizer in one folder."""

@@ -8,7 +8,7 @@ Legend: C channels, h w latent height and width, H W picture height and width in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ def target_units(target: Target, normalise: Normalise, settings: Mapping[str, An
         output_params=("target_mean", "target_std"),
         onload_model_names=("vae",),
         process=_moments,
+        process_rows=_moments_of_rows,
     )
     mode = target is Target.mode
     latents = Unit(
@@ -50,11 +51,17 @@ def target_units(target: Target, normalise: Normalise, settings: Mapping[str, An
 
 def _moments(ctx: Any, image: Tensor) -> dict[str, Tensor]:
     """image: uint8 [3, H, W] -> mean and standard deviation of its latents, each [C, h, w]."""
+    return _moments_of_rows(ctx, [{"image": image}])[0]
+
+
+def _moments_of_rows(ctx: Any, rows: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
     vae = ctx.models["vae"]
     weight = next(vae.parameters())
-    pixels = (image.to(weight.device).float() / 127.5 - 1).to(weight.dtype)[None]  # [1, 3, H, W] in [-1, 1]
-    posterior = vae.encode(pixels).latent_dist
-    return {"target_mean": posterior.mean[0], "target_std": posterior.std[0]}
+    images = torch.stack([row["image"] for row in rows]).to(weight.device)  # uint8 [B, 3, H, W]
+    posterior = vae.encode((images.float() / 127.5 - 1).to(weight.dtype)).latent_dist  # pixels in [-1, 1]
+    return [
+        {"target_mean": mean, "target_std": std} for mean, std in zip(posterior.mean, posterior.std, strict=True)
+    ]
 
 
 def _draw(normalise: Normalise, ctx: Any, target_mean: Tensor, target_std: Tensor) -> dict[str, Tensor]:

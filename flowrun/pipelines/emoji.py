@@ -9,7 +9,7 @@ L text tokens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,7 @@ class EmojiPipeline(Pipeline):
                 output_params=("prompt_embeds", "pooled_prompt_embeds"),
                 onload_model_names=("text_encoder",),
                 process=self._text,
+                process_rows=self._texts,
                 settings={"text_tokens": self.config.text_tokens},
             ),
             Unit(
@@ -185,7 +186,14 @@ class EmojiPipeline(Pipeline):
 
     def _text(self, ctx: Any, prompt: str) -> dict[str, Tensor]:
         """prompt_embeds: [L, 384], the first L hidden states, zeros after the last; pooled: [384], the mean of all."""
-        hidden = ctx.models["text_encoder"](prompt)  # [tokens, 384]
+        return self._cut(prompt, ctx.models["text_encoder"](prompt))
+
+    def _texts(self, ctx: Any, rows: Sequence[Mapping[str, str]]) -> list[dict[str, Tensor]]:
+        prompts = [row["prompt"] for row in rows]
+        return list(map(self._cut, prompts, ctx.models["text_encoder"].rows(prompts)))
+
+    def _cut(self, prompt: str, hidden: Tensor) -> dict[str, Tensor]:
+        """hidden: [tokens, 384]."""
         length = self.config.text_tokens
         if len(hidden) > length:
             log.warning("%r has %d tokens: the transformer attends to the first %d (model.text_tokens), the rest only "

@@ -1,24 +1,28 @@
 """Stage cache: run the cached units once per row, and store what they return. Incremental, resumable, shared by ranks.
 
 Values are made row by row: the size of a batch alone changes a network's last bits, and cached must equal live.
+cache.batch > 1 gives that up for speed: its values have keys of their own, and the difference is measured and said.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from flowrun.cache.pace import Work
 from flowrun.cache.reader import put_record
 from flowrun.cache.writer import Writer
-from flowrun.config import DataError, Stopped
+from flowrun.config import DataError, Failure, Stopped
 from flowrun.disk import check_room
 from flowrun.dist import Dist
 from flowrun.feed import row_inputs, unit_inputs
-from flowrun.graph import Draws, Executor, State
+from flowrun.graph import Draws, Executor, Record, State
 from flowrun.graph.draws import FROZEN
+from flowrun.graph.execute import Job as Task
 from flowrun.graph.state import tensors
 from flowrun.library import Library
 from flowrun.progress import Progress
@@ -55,10 +59,10 @@ def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
         Progress("cache", len(own), "row") as bar,
     ):
         filler = _Filler(assembly, missing, writer)
-        for job in own:
-            filler.make(job)
-            bar.advance(lambda: f"{filler.bytes / 1e6:.1f} MB")
-            if bar.done == FORECAST_AFTER:
+        for group in _groups(own, run.cache.batch):
+            filler.make(group)
+            bar.advance(lambda: f"{filler.bytes / 1e6:.1f} MB", len(group))
+            if bar.done - len(group) < FORECAST_AFTER <= bar.done:
                 _forecast(library, filler.bytes, bar.done, len(own), time.monotonic() - bar.began)
             if stop.asked:
                 break
@@ -91,8 +95,19 @@ def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
     }
 
 
+def _groups(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:
+    """Jobs that can be done at once, at most so many: the same units on pictures of one size."""
+    waiting: dict[object, list[Job]] = {}
+    for job in jobs:
+        alike = job.shelf, job.units, job.row.size
+        waiting.setdefault(alike, []).append(job)
+        if len(waiting[alike]) == most:
+            yield waiting.pop(alike)
+    yield from waiting.values()
+
+
 class _Filler:
-    """Runs a job's units and puts what they return."""
+    """Runs units for jobs, and puts what they return."""
 
     def __init__(self, assembly: Assembly, missing: set[bytes], writer: Writer) -> None:
         self.library, self.missing, self.writer, self.seed = assembly.library, missing, writer, assembly.run.seed
@@ -105,26 +120,76 @@ class _Filler:
         self.bytes = 0
         self.done: dict[str, Work] = {}  # kind of work -> what it came to
         self.faults: dict[str, list[str]] = {}  # row id -> what is wrong with it
+        self._compared = False
 
-    def make(self, job: Job) -> None:
+    def make(self, jobs: Sequence[Job]) -> None:
+        """jobs: of the same units; in halves where memory does not suffice for all at once.
+
+        Raises Failure when it does not even for one row."""
         began, before = time.monotonic(), self.bytes
-        units, row = job.shelf.split.units, job.row
-        wanted = unit_inputs([units[i] for i in job.units], job.shelf.source)
-        try:
-            inputs = row_inputs(job.shelf.source, row, job.change, wanted)
-        except DataError as error:
-            self.faults[row.id] = error.faults
+        tasks = {job: task for job in jobs if (task := self._task(job)) is not None}
+        if not tasks:
             return
-        task = (State(shared=inputs), Draws(self.seed, row.id, FROZEN), self.library.stored(job, self.missing))
-        made = self.executors[job.shelf].run_recorded(task, job.units)
-        keys = job.shelf.keys(job.place)
+        found = self._run(list(tasks), list(tasks.values()))
+        if found is None:
+            middle = len(jobs) // 2
+            self.make(jobs[:middle])
+            self.make(jobs[middle:])
+            return
+        for job, made in zip(tasks, found, strict=True):
+            self._put(job, made)
+        work = self.done.setdefault(self.library.kind(jobs[0]), Work())
+        for _ in tasks:
+            work.add((time.monotonic() - began) / len(tasks), (self.bytes - before) / len(tasks))
+
+    def _task(self, job: Job) -> Task | None:
+        """None when the row's data cannot be read, which `faults` then says."""
+        wanted = unit_inputs([job.shelf.split.units[i] for i in job.units], job.shelf.source)
+        try:
+            inputs = row_inputs(job.shelf.source, job.row, job.change, wanted)
+        except DataError as error:
+            self.faults[job.row.id] = error.faults
+            return None
+        return State(shared=inputs), Draws(self.seed, job.row.id, FROZEN), self.library.stored(job, self.missing)
+
+    def _run(self, jobs: Sequence[Job], tasks: Sequence[Task]) -> list[dict[int, Record]] | None:
+        """What each job's units return; None when memory does not suffice for several at once."""
+        executor, units = self.executors[jobs[0].shelf], jobs[0].units
+        try:
+            if len(tasks) == 1:
+                return [executor.run_recorded(tasks[0], units)]
+            made = executor.run_rows(tasks, units)
+        except torch.OutOfMemoryError as error:
+            if len(tasks) == 1:
+                fix = "use a smaller picture size or a GPU with more memory; what was made before is stored"
+                raise Failure(f"memory does not suffice to encode row {jobs[0].row.id} alone", fix) from error
+            log.warning("cache: memory does not suffice for %d rows at once; going on with halves", len(tasks))
+            return None
+        if not self._compared:
+            self._compared = True
+            _compare(executor.run_recorded(tasks[0], units), made[0], len(tasks))
+        return made
+
+    def _put(self, job: Job, made: Mapping[int, Record]) -> None:
+        units, keys = job.shelf.split.units, job.shelf.keys(job.place)
         for i, record in made.items():
-            if put_record(self.writer, keys, i, units[i], record, row.id):
+            if put_record(self.writer, keys, i, units[i], record, job.row.id):
                 self.bytes += sum(
                     t.numel() * t.element_size() for value in record.values.values() for t in tensors(value)
                 )
-        work = self.done.setdefault(self.library.kind(job), Work())
-        work.add(time.monotonic() - began, self.bytes - before)
+
+
+def _compare(alone: Mapping[int, Record], together: Mapping[int, Record], rows: int) -> None:
+    """Say by how much a row's values differ when it is encoded with others."""
+    pairs = [
+        (param[1], one.float(), other.float())
+        for i in alone
+        for param in alone[i].values
+        for one, other in zip(tensors(alone[i].values[param]), tensors(together[i].values[param]), strict=True)
+    ]
+    differences = {name: (one - other).abs().max().item() for name, one, other in pairs if one.numel()}
+    said = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
+    log.info("cache: encoding %d rows at once changes a row's values by at most: %s", rows, said)
 
 
 def _forecast(library: Library, made: int, done: int, total: int, seconds: float) -> None:

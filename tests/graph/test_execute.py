@@ -56,6 +56,35 @@ class TestOrder:
         assert executor.run_batch([(state, DRAWS, {0: Record({X: 9})})], live=())[0].shared == {"x": 9}
         assert state.shared == {"x": 0}
 
+    def test_units_that_can_do_several_rows_at_once_do_and_the_others_run_row_by_row(self):
+        calls = []
+
+        def rows(ctx, rows):
+            calls.append(len(rows))
+            return [{"p": row["x"] * 10} for row in rows]
+
+        double = unit("d", ["x"], ["p"], lambda ctx, x: {"p": x * 10}, process_rows=rows)
+        executor = Executor([double, add("a", "p", "q"), add("b", "q", "r")], {})
+        jobs = [(State(shared={"x": n}), DRAWS, {1: Record({("shared", "q"): -n})}) for n in (1, 2, 3)]
+        made = executor.run_rows(jobs, (0, 2))
+        assert calls == [3]
+        assert made == [executor.run_recorded(job, (0, 2)) for job in jobs]
+        assert made[2] == {0: Record({("shared", "p"): 30}), 2: Record({("shared", "r"): -2})}
+        assert [state.shared for state, _, _ in jobs] == [{"x": 1}, {"x": 2}, {"x": 3}]
+
+    @pytest.mark.parametrize(("rows", "message"), [
+        (lambda ctx, rows: [{"p": 1}], "returns 1 results for 2 rows"),
+        (lambda ctx, rows: [{"z": 1}] * 2, "z"),
+        (lambda ctx, rows: [{"p": row["x"].add_(1)} for row in rows], "changes an input in place"),
+        (lambda ctx, rows: [{"p": torch.rand(1)} for _ in rows], "global random generator"),
+    ])  # fmt: skip
+    def test_several_rows_at_once_are_guarded_like_one(self, rows, message):
+        process = lambda ctx, x: {"p": torch.rand(1)} if "generator" in message else {"p": x}  # noqa: E731
+        one = unit("u", ["x"], ["p"], process, process_rows=rows)
+        jobs = [(State(shared={"x": torch.zeros(2)}), DRAWS, {}) for _ in range(2)]
+        with pytest.raises(UndeclaredEffect, match=message):
+            Executor([one], {}).run_rows(jobs, (0,))
+
     def test_each_row_has_its_own_records_and_draws(self):
         noise = unit("n", [], ["n"], lambda ctx: {"n": torch.rand(1, generator=ctx.generator)}, random="per_epoch")
         executor = Executor([add("a", "x", "y"), noise], {})
