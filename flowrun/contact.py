@@ -23,15 +23,20 @@ SIDE = 128  # pixels of a tile's longer side; larger pictures are made smaller
 
 def contact_sheet(variants: Variants, rows: Sequence[Row]) -> Image.Image | None:
     """Rows of every size, evenly spread, each in another of its variants; None when the data hold no pictures."""
-    by_size = sorted(range(len(rows)), key=lambda i: rows[i].size)
-    chosen = [rows[by_size[i * len(rows) // min(SHOWN, len(rows))]] for i in range(min(SHOWN, len(rows)))]
     tiles, captions = [], []
-    for number, row in enumerate(chosen):
-        seen = variants.source.variant(row, number % variants.source.variants)
+    for number, index in enumerate(spread(rows)):
+        seen = variants.source.variant(rows[index], number % variants.source.variants)
         if (tile := _tile(variants, seen)) is not None:
             tiles.append(tile)
             captions.append(seen.prompt)
     return grid(tiles, captions) if tiles else None
+
+
+def spread(rows: Sequence[Row]) -> list[int]:
+    """Indices of up to SHOWN rows, evenly taken from the rows in order of their sizes."""
+    by_size = sorted(range(len(rows)), key=lambda i: rows[i].size)
+    count = min(SHOWN, len(rows))
+    return [by_size[i * len(rows) // count] for i in range(count)]
 
 
 def _tile(variants: Variants, row: Row) -> Image.Image | None:

@@ -20,8 +20,15 @@ from flowrun.sampling import Walk, walks
 
 def saved_run(run_dir: Path) -> Run:
     """What the run was configured to do. Raises ConfigError when the directory is no train run's with a result."""
-    if not (run_dir / "config.yaml").is_file() or not (run_dir / "model").is_dir():
+    if not (run_dir / "model").is_dir():
         raise ConfigError("RUN_DIR", f"{run_dir} holds no trained model", "give the directory of a finished train run")
+    return read_config(run_dir)
+
+
+def read_config(run_dir: Path) -> Run:
+    """Of any run. Raises ConfigError when the directory is none's."""
+    if not (run_dir / "config.yaml").is_file():
+        raise ConfigError("RUN_DIR", f"{run_dir} holds no config.yaml", "give the directory of a run")
     return to_run(OmegaConf.merge(OmegaConf.structured(Run), OmegaConf.load(run_dir / "config.yaml")))
 
 

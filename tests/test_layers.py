@@ -20,7 +20,7 @@ LAYERS = (
     "algorithms adapters optim checkpoint sampling batches variants prompts remembered feed shelf library grids remembered",
     "stages",
     "run plan explain contact rundir session nearest",
-    "finished teacher distilled",
+    "finished teacher distilled decoded",
     "sweep cli __main__",
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
@@ -77,7 +77,9 @@ OWN = [found for found in IMPORTS if found.target.split(".")[0] == "flowrun" and
 
 
 def part(module: str) -> str:
-    """The file or folder of flowrun/ that a module belongs to."""
+    """The file or folder of flowrun/ that a module belongs to; a folder's own commands are commands."""
+    if module.endswith(".__main__"):
+        return "__main__"
     return module.split(".")[1] if "." in module else ""
 
 

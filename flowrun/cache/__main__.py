@@ -1,4 +1,4 @@
-"""python -m flowrun.cache stats|verify|prune PATH. Exit codes: 0 all is well, 1 faults were found, 2 wrong use."""
+"""python -m flowrun.cache stats|verify|prune PATH, and show RUN_DIR. Exit codes: 0 all is well, 1 faults were found, 2 wrong use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 from flowrun.cache.facade import Cache
 from flowrun.config import UserError
@@ -17,6 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     try:
+        if options.verb == "show":
+            return _show(options)
         return VERBS[options.verb](Cache(options.path), options)
     except UserError as error:
         sys.stderr.write(f"flowrun.cache: {error}\n")
@@ -44,6 +47,15 @@ def _prune(cache: Cache, options: argparse.Namespace) -> int:
     return 0
 
 
+def _show(options: argparse.Namespace) -> int:
+    from flowrun.decoded import cached_pictures  # imports torch and the run, which nothing else here needs
+
+    sheet = cached_pictures(options.run_dir)
+    sheet.save(options.out)
+    sys.stdout.write(f"{options.out.absolute()}\n")
+    return 0
+
+
 VERBS = {"stats": _stats, "verify": _verify, "prune": _prune}
 
 
@@ -56,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m flowrun.cache", description="Look at, check or clean a cache of encoded rows."
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="stats|verify|prune")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="stats|verify|prune|show")
     texts = {"stats": "count rows, values, bytes, orphans",
              "verify": "read everything again; list what is damaged or missing, with its rows",
              "prune": "remove what no manifest needs, damaged values and what killed writers left"}  # fmt: skip
@@ -69,6 +81,10 @@ def _parser() -> argparse.ArgumentParser:
                 action="store_true",
                 help="first forget all but the newest manifest of each model and data set",
             )
+    shows = "decode the cached targets of a run's rows to a sheet of pictures"
+    show = verbs.add_parser("show", help=shows, description=shows)
+    show.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a cache or train run's directory")
+    show.add_argument("--out", type=Path, default=Path("cached.png"), help="the picture to write (%(default)s)")
     return parser
 
 
