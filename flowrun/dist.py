@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from inspect import signature
 from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from flowrun.config import ConfigError, Failure, Precision
+from flowrun.config import ConfigError, Failure, Lost, Precision, UserError
 
 T = TypeVar("T")
+
+# One process may draw samples, or finish its rows, much later than another. That one has died is seen by the launcher.
+PATIENCE = timedelta(days=1)
+STRATEGIES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP", "MEGATRON_LM": "Megatron-LM", "PARALLELISM_CONFIG": "a parallelism"}
+BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in signature(DistributedDataParallel).parameters else "broadcast_buffers"
 
 
 class Dist:
@@ -47,7 +55,8 @@ class Dist:
         devices = None if self.device.type == "cpu" else [self.device]
         # Not every parameter gets a gradient: an image network's last text block, parts that are trained alone. Buffers
         # are equal everywhere; sending them at each forward would hang a process that samples on its own.
-        return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=True, broadcast_buffers=False)
+        with self._together():
+            return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=True, **{BUFFERS: False})
 
     def unwrap(self, module: Module) -> Module:
         return self._accelerator.unwrap_model(module, keep_fp32_wrapper=False)
@@ -75,11 +84,9 @@ class Dist:
                 parameter.grad = self.sum(own) / self.world
 
     def backward(self, loss: Tensor) -> None:
-        """accelerate's, where it scales the loss; elsewhere it would only divide by 1."""
-        if self.scales_gradients:
-            self._accelerator.backward(loss)
-        else:
-            loss.backward()
+        """Not accelerate's, which divides by the gradient accumulation that `accelerate config` may ask for."""
+        with self._together():
+            (self._accelerator.scaler.scale(loss) if self.scales_gradients else loss).backward()
 
     def clip(self, optimizer: Optimizer, parameters: Iterable[Parameter], most: float | None) -> float:
         """Total L2 norm of the gradients, before they are scaled down to `most` (null: they are left as they are).
@@ -118,7 +125,8 @@ class Dist:
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the processes, on each of them; the same shape."""
-        return values if self.world == 1 else self._accelerator.reduce(values, "sum")
+        with self._together():
+            return values if self.world == 1 else self._accelerator.reduce(values, "sum")
 
     def sum_each(self, values: dict[str, float]) -> dict[str, float]:
         """Sums over the processes by name; all processes must have the same names."""
@@ -129,11 +137,39 @@ class Dist:
 
     def share(self, value: T) -> T:
         """The first process's `value`, on each of them. Any picklable object."""
-        return value if self.world == 1 else broadcast_object_list([value])[0]
+        with self._together():
+            return value if self.world == 1 else broadcast_object_list([value])[0]
 
-    def wait(self) -> None:
-        """Until every process is here."""
-        self._accelerator.wait_for_everyone()
+    def gather(self, value: T) -> list[T]:
+        """Every process's `value` in the order of ranks, on each of them. Any picklable object."""
+        with self._together():
+            return [value] if self.world == 1 else gather_object([value])
+
+    def on_main(self, do: Callable[[], T]) -> T:
+        """What `do` returns on the first process, on each of them; a UserError that it raises there is raised by each."""
+        if self.world == 1:
+            return do()
+        value, error = None, None
+        if self.is_main:
+            try:
+                value = do()
+            except UserError as raised:
+                error = raised
+                error.by_all = True
+        value, error = self.share((value, error))
+        if error is not None:
+            raise error
+        return value
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Around what all processes do at once: one that has ended is no fault of this one. Raises Lost."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.world > 1 and (isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)):
+                raise Lost from error
+            raise
 
     def close(self) -> None:
         """Leave the process group; another Dist, of another precision, may then be made in this process."""
@@ -147,14 +183,33 @@ def check_precision(precision: Precision) -> None:
         raise ConfigError("precision", "fp16 needs a GPU and there is none", "use bf16 or fp32")
 
 
+def check_processes(processes: int) -> None:
+    """Raises ConfigError for more processes than devices on a machine, and for a strategy that is not followed here."""
+    for name, strategy in STRATEGIES.items():
+        if os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true":
+            what = f"its configuration asks for {strategy}, and flowrun holds all weights on each device"
+            raise ConfigError("accelerate launch", what, "launch with --multi_gpu, or use processes=N alone")
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    if not _on_cpu() and here > torch.accelerator.device_count():
+        what = f"is {here} and this machine has {torch.accelerator.device_count()} devices for them"
+        raise ConfigError("processes", what, "use one for each device")
+
+
+def _on_cpu() -> bool:
+    return not torch.accelerator.is_available() or os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true"
+
+
 def make_dist(precision: Precision, processes: int = 1) -> Dist:
     """Join the processes that the launcher started.
 
     Raises ConfigError for fp16 without a GPU, Failure when not `processes` of them are there."""
     # Without a word for the CPU, accelerate joins no process group there: every process would believe it is alone.
     check_precision(precision)
-    on_cpu = not torch.accelerator.is_available()
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no" if precision is Precision.fp32 else precision.value)
+    accelerator = Accelerator(
+        cpu=not torch.accelerator.is_available(),
+        mixed_precision="no" if precision is Precision.fp32 else precision.value,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
+    )
     dist = Dist(accelerator)
     if dist.world != processes:
         dist.close()

@@ -17,7 +17,7 @@ from flowrun.cache.key import digest
 from flowrun.compose import compose
 from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
 from flowrun.data import Row, Source
-from flowrun.dist import check_precision
+from flowrun.dist import check_precision, check_processes
 from flowrun.feed import live_inputs
 from flowrun.graph import Unit, UnitGraph
 from flowrun.library import Library
@@ -112,6 +112,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     run = run if isinstance(run, Run) else compose(run)
     _refuse_accelerators(run)
     check_precision(run.precision)
+    check_processes(run.processes)
     rundir.outputs()
     rundir.named(run)
     task = common("task", Task, run.task)

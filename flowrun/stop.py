@@ -45,4 +45,4 @@ class Stop(Signals):
         if self.came:
             raise KeyboardInterrupt
         super()._handle(number, frame)
-        log.warning("%s: finishing this step and saving; once more ends at once", signal.Signals(number).name)
+        log.info("%s: finishing this step and saving; once more ends at once", signal.Signals(number).name)

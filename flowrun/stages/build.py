@@ -91,13 +91,13 @@ def _checkpoint_gradients(name: str, model: Any) -> None:
 
 def _resume(trainer: Trainer, checkpoints: Checkpoints) -> int:
     """Updates already done."""
-    checkpoint = checkpoints.newest()
-    if checkpoint is None:
+    step = trainer.dist.on_main(checkpoints.newest_step)
+    if step is None:
         log.info("no complete checkpoint in %s: starting at step 0", checkpoints.directory)
         return 0
-    trainer.load(checkpoint)
-    log.info("going on after step %d of %d", checkpoint.step, trainer.steps)
-    return checkpoint.step
+    trainer.load(checkpoints.load(step))
+    log.info("going on after step %d of %d", step, trainer.steps)
+    return step
 
 
 def _tracked(assembly: Assembly, folder: Path, start: int) -> Tracked:
