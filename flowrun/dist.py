@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object, is_bf16_available
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
@@ -178,9 +178,12 @@ class Dist:
 
 
 def check_precision(precision: Precision) -> None:
-    """Raises ConfigError for fp16 without a GPU: accelerate would compute in fp32 without a word."""
+    """Raises ConfigError for fp16 without a GPU, where accelerate would compute in fp32 without a word, and for bf16 on
+    a device that lacks it."""
     if precision is Precision.fp16 and not torch.accelerator.is_available():
         raise ConfigError("precision", "fp16 needs a GPU and there is none", "use bf16 or fp32")
+    if precision is Precision.bf16 and not is_bf16_available():
+        raise ConfigError("precision", "this device does not compute in bf16", "use fp16 or fp32")
 
 
 def check_processes(processes: int) -> None:
