@@ -53,7 +53,8 @@ class Dist:
         if self.world == 1 or not any(p.requires_grad for p in module.parameters()):
             return module
         devices = None if self.device.type == "cpu" else [self.device]
-        # Not every parameter gets a gradient: an image network's last text block, parts that are trained alone. Buffers
+        # Not every parameter gets a gradient: an image network's last text block, parts that are trained alone. Looking for
+        # them is a walk over the graph that cannot be measured beside FLUX's passes, and without it one would hang. Buffers
         # are equal everywhere; sending them at each forward would hang a process that samples on its own.
         with self._together():
             return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=True, **{BUFFERS: False})

@@ -20,7 +20,8 @@ from tests.ranks import Told, launch
 from tests.stages.test_resume import stop_at
 
 SIZES = [(32, 32)] * 5 + [(48, 32)] * 4  # in batches of two: 3 and 2 batches, 5 an epoch
-CAPTIONS = ["a red card", "a green card", "a blue card"] * 3
+LONG = "a blue card on a very old and very wide table"
+CAPTIONS = ["a red card", "a green card", LONG] * 3
 COMMON = (
     "model=emoji_tiny", "data=folder", "data.path=pictures", "data.check=headers", "data.geometry.mode=keep",
     "data.geometry.size=null", "tracker=[csv]", "sample.prompts=[]", "train.log_every=1", "train.batch_size=2",
@@ -78,7 +79,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]:
         {"name": "cached", "words": ["stage=cache"]},
         {"name": "pair", "words": [*EPOCHS, "train.accumulate=2", *SAMPLES]},
         {"name": "adapted", "words": [*EPOCHS, *ADAPTER, "train.accumulate=2"], "disturbance": "idle_parameter"},
-        {"name": "few", "words": ["data=emoji", "data.captions=[pear]", "train.steps=2", "train.batch_size=16"]},
+        {"name": "few", "words": ["data=emoji", "data.captions=[pear]", "train.steps=2", "train.batch_size=16",
+                                   "optimizer.warmup_steps=5"]},
         {"name": "grown2", "words": ["train.steps=8", "cache.root=own", f"resume={grown}"]},
         {"name": "shrunk", "words": ["train.steps=8"], "disturbance": "signal_to_rank_1"},
         {"name": "shrunk_epochs", "words": EPOCHS, "disturbance": "signal_to_rank_1"},
@@ -151,6 +153,16 @@ def test_gradients_outside_the_wrapper_are_averaged_and_idle_parameters_are_name
 def test_a_rank_without_a_row_and_a_batch_larger_than_the_rows(work: Work) -> None:
     assert work.told["few"].codes == [0, 0] and work.told["few"].lines() == []
     assert len(work.column("few", "loss")) == 2 and work.column("few", "epoch") == [2, 4]
+
+
+def test_what_all_ranks_warn_of_is_said_once_and_what_one_has_met_by_that_one(work: Work) -> None:
+    assert "".join(work.told["few"].errors).count("the learning rate never reaches optimizer.lr") == 1
+    told, words = work.told["cached"], "the transformer attends to the first 8"
+    (met,) = [rank for rank in (0, 1) if LONG in told.encoded[rank]]
+    assert met == 1, "the caption has to fall to the second rank"
+    assert words not in told.errors[0] and told.errors[1].count(words) == 1
+    (line,) = [line for line in work.log("cached", "cache").splitlines() if words in line]
+    assert "rank 1 WARNING" in line
 
 
 def test_a_signal_to_one_rank_stops_both_after_the_same_step_and_is_said_once(work: Work) -> None:
