@@ -22,7 +22,7 @@ from flowrun.config import ConfigError
 from flowrun.stop import Signals
 
 POLL_S = 0.05
-GRACE_S = 15.0  # how long the other ranks may go on after one has failed; a rank that waits for it would wait for ever
+GRACE_S = 30.0  # how long the other ranks may go on after one has failed; a rank that waits for it would wait for ever
 ASK_S = 2.0  # after so much of that time they are asked to stop: one that is not waiting then saves what it has
 STOPPED = 130  # exit code after Ctrl-C or SIGTERM
 OWN = {"own": True}  # `extra` of a log record about what one rank alone has met: shown though it is not the first rank
@@ -58,13 +58,15 @@ def run_children(commands: Sequence[Command], failed: list[int] | None = None) -
                 while passed_on < len(signals.came):
                     _signal(children, signals.came[passed_on] if passed_on < 2 else signal.SIGKILL)
                     passed_on += 1
-                if not failed and not signals.came:
-                    failed += [place for place, child in enumerate(children) if child.poll()]
+                if not failed:
+                    failed += [place for place, child in enumerate(children) if child.poll() not in (None, 0, STOPPED)]
                     failed_at = time.monotonic()
                 since = time.monotonic() - failed_at if failed else 0.0
-                if since > GRACE_S or (since > ASK_S and not asked):
-                    _signal(children, signal.SIGKILL if since > GRACE_S else signal.SIGTERM)
+                if since > GRACE_S:
+                    _signal(children, signal.SIGKILL)
+                elif since > ASK_S and not asked and not signals.came:
                     asked = True
+                    _signal(children, signal.SIGTERM)
         finally:
             _signal(children, signal.SIGKILL)
     codes = [child.wait() for child in children]
@@ -80,9 +82,9 @@ def start_ranks(processes: int, arguments: Sequence[str], run_id: str) -> int:
     if stopped:
         return STOPPED if any(codes) else 0
     if not first:
-        return 0
+        return STOPPED if any(codes) else 0  # one that was asked on its own has stopped the others
     rank, code = first[0], codes[first[0]]
-    if code > 128 and code != STOPPED:
+    if code > 128:
         sys.stderr.write(f"flowrun: rank {rank} was ended by {signal.Signals(code - 128).name}; the others cannot go on\n")
         return 1
     if codes[0] != code:

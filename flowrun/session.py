@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from flowrun import launch, rundir
-from flowrun.config import ConfigError, Run, Stage, Stopped
+from flowrun.config import ConfigError, Lost, Run, Stage, Stopped
 from flowrun.dist import Dist, make_dist
 from flowrun.rundir import RunDir
 
@@ -51,8 +51,9 @@ class Session:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # Leaving the others takes their consent; a process that fails alone just ends.
-        if self._dist is not None and (self._dist.world == 1 or error is None or getattr(error, "by_all", False)):
+        # Leaving the others takes their consent; a process that fails alone, or has lost one, just ends.
+        alone = error is not None and (isinstance(error, Lost) or not getattr(error, "by_all", False))
+        if self._dist is not None and (self._dist.world == 1 or not alone):
             self._dist.close()
         self._exit.close()
 

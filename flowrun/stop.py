@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -40,6 +41,13 @@ class Stop(Signals):
     @property
     def asked(self) -> bool:
         return bool(self.came)
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        super().__exit__(kind, error, trace)
+        # A launcher sends SIGTERM to the ranks that are left when one has ended: this one is ending already, and the first
+        # has results to write. Ctrl-C still ends it at once.
+        if error is not None and self._before and "WORLD_SIZE" in os.environ:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.came:
