@@ -162,6 +162,19 @@ class Dist:
             raise error
         return value
 
+    def each(self, do: Callable[[], T]) -> T:
+        """What `do` returns here; a UserError that it raises on some processes is raised by all: the first one's."""
+        value, error = None, None
+        try:
+            value = do()
+        except UserError as raised:
+            error = raised
+        met = [other for other in self.gather(error) if other is not None]
+        if met:
+            met[0].by_all = True
+            raise met[0]
+        return value
+
     @contextmanager
     def _together(self) -> Iterator[None]:
         """Around what all processes do at once: one that has ended is no fault of this one. Raises Lost."""

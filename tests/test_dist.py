@@ -195,10 +195,12 @@ def rank():
     seen["gathered"] = dist.gather([dist.rank])
     seen["shared"] = dist.share(dist.rank + 5)
     seen["on_main"] = dist.on_main(lambda: dist.rank + 7)
-    try:
-        dist.on_main(refuse)
-    except ConfigError as error:
-        seen["refused"] = str(error)
+    seen["each"] = dist.each(lambda: dist.rank)
+    for name, do in (("refused", lambda: dist.on_main(refuse)), ("one", lambda: dist.each(refuse if dist.rank else list))):
+        try:
+            do()
+        except ConfigError as error:
+            seen[name] = str(error)
     seen["any"] = [dist.any(dist.rank == 1), dist.any(False)]
     seen["sum"] = float(dist.sum(torch.tensor(dist.rank + 1.0)))
     dist.close()
@@ -245,7 +247,9 @@ def test_two_processes_average_gradients_agree_on_stopping_and_wrap_only_what_is
             "gathered": [[0], [1]],
             "shared": 5,
             "on_main": 7,
+            "each": r,
             "refused": "key: is wrong; make it right",
+            "one": "key: is wrong; make it right",
             "gradient0": [r + 1.0] * 3,
             "gradient1": [3.0] * 3,
             "averages": [1.5, 1.5, None],

@@ -67,13 +67,17 @@ def build_training(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
 
 def _load(assembly: Assembly, dist: Dist) -> None:
     pipeline = assembly.pipeline
-    pipeline.load(assembly.train_models, dist.device, assembly.dtype)
-    adapters.attach(
-        pipeline.models, assembly.task.trainable_models, assembly.adapter, pipeline.lora_targets, assembly.run.seed
-    )
-    if assembly.run.train.gradient_checkpointing:
-        for name in {name.split(".")[0] for name in assembly.trained}:
-            _checkpoint_gradients(name, pipeline.models[name])
+
+    def load() -> None:
+        pipeline.load(assembly.train_models, dist.device, assembly.dtype)
+        adapters.attach(
+            pipeline.models, assembly.task.trainable_models, assembly.adapter, pipeline.lora_targets, assembly.run.seed
+        )
+        if assembly.run.train.gradient_checkpointing:
+            for name in {name.split(".")[0] for name in assembly.trained}:
+                _checkpoint_gradients(name, pipeline.models[name])
+
+    dist.each(load)
     # Units call an encoder once per row, so its gradients are averaged by hand: see Trainer.
     pipeline.models[pipeline.denoiser] = dist.prepare(pipeline.models[pipeline.denoiser])
 

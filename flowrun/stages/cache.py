@@ -48,9 +48,13 @@ def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
         for model in job.shelf.split.units[i].onload_model_names
     }
     missing = library.missing()
-    if (forecast := library.forecast(missing)) is not None:
-        check_room(library.root, int(forecast * SPARE), "what the cache lacks")
-    assembly.pipeline.load(sorted(models), dist.device, assembly.dtype)
+
+    def load() -> None:
+        if (forecast := library.forecast(missing)) is not None:
+            check_room(library.root, int(forecast * SPARE), "what the cache lacks")
+        assembly.pipeline.load(sorted(models), dist.device, assembly.dtype)
+
+    dist.each(load)
     with (
         library.store.writer(run.cache.flush_mb, run.cache.flush_s) as writer,
         Stop() as stop,
