@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from string import Template
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra import version
 from hydra._internal.utils import _run_hydra, get_args_parser
@@ -44,10 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if launch.rank() == 0 and REASON in os.environ:
             Path(os.environ[REASON]).write_text(str(error), encoding="utf-8")
         return error.exit_code
-    except SystemExit as error:  # --help, --version and the like
-        if error.code:
-            raise
-        return 0
+    except SystemExit as error:  # Hydra's own: --version and the like, or a --package that is not there
+        return ConfigError.exit_code if error.code else 0
     except KeyboardInterrupt:
         if launch.rank() == 0:
             sys.stderr.write("flowrun: stopped\n")
@@ -63,7 +61,7 @@ def _command(arguments: Sequence[str]) -> int:
     folders = option_folders(flags.config_dir)
     options = option_names(folders)
     parsed = overrides.check(flags.overrides, options)
-    sweep = _sweep(flags, _run_id(parsed))
+    sweep = _sweep(flags, parsed)
     if flags.multirun:  # a file that asks for a sweep is seen only when the first job starts
         sweep.check()
     try:
@@ -138,16 +136,20 @@ def _refuse(message: str) -> NoReturn:
     raise ConfigError("command line", message, "--help lists flags, groups and settings")
 
 
-def _run_id(parsed: Sequence[Override]) -> str:
-    """`run_id=...` if given, else a new one."""
-    given = [override for override in parsed if override.key_or_group == "run_id" and not override.is_sweep_override()]
-    return str(given[-1].value()) if given else launch.new_run_id()
+def _given(parsed: Sequence[Override], key: str) -> Any:
+    """The last value given to `key`, None without one or when it is swept."""
+    given = [override for override in parsed if override.key_or_group == key and not override.is_sweep_override()]
+    return given[-1].value() if given else None
 
 
-def _sweep(flags: Namespace, run_id: str) -> Sweep:
+def _sweep(flags: Namespace, parsed: Sequence[Override]) -> Sweep:
+    run_id = _given(parsed, "run_id")
+    run_id = launch.new_run_id() if run_id is None else str(run_id)
     outputs = Path(os.environ.get("FLOWRUN_OUTPUTS", "outputs")).absolute()
-    given = [(flag, getattr(flags, name)) for name, flag in FILE_FLAGS.items() if getattr(flags, name) is not None]
-    return Sweep(run_id, outputs / "sweeps" / run_id, [word for pair in given for word in pair])
+    files = [(flag, getattr(flags, name)) for name, flag in FILE_FLAGS.items() if getattr(flags, name) is not None]
+    dry = flags.multirun and _given(parsed, "dry_run") is True
+    return Sweep(run_id, outputs / "sweeps" / run_id, [word for pair in files for word in pair],
+                 flags.overrides, dry)  # fmt: skip
 
 
 @contextmanager

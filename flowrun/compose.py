@@ -104,7 +104,7 @@ def _from_hydra(error: Exception, options: dict[str, list[str]]) -> ConfigError 
     if isinstance(error, UserWarning) and (match := re.match(MISSING_FOLDER, str(error))):
         fix = "give a folder, or pkg://PACKAGE with an __init__.py"
         return ConfigError("hydra.searchpath", f"{match[1]} is not there", fix)
-    if isinstance(error, ValueError) and re.match(r"Only one of --run|The --resolve flag", str(error)):
+    if isinstance(error, ValueError) and re.match(r"Only one of --run|The --resolve flag|Expecting one subcommand", str(error)):
         return ConfigError("command line", str(error).rstrip("."), "--help lists the flags")
     if isinstance(error, MarkedYAMLError):
         return _from_yaml(error)

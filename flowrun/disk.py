@@ -16,8 +16,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_room(directory: Path, needed: int, what: str) -> None:
-    """Raises Failure when the disk of `directory` has fewer than `needed` bytes free."""
-    free = shutil.disk_usage(directory).free
+    """Raises Failure when the disk of `directory`, which need not be there yet, has fewer than `needed` bytes free."""
+    free = shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.exists())).free
     if free < needed:
         raise Failure(f"{what} needs {needed / 1e6:.1f} MB, but {directory} has {free / 1e6:.1f} MB free", _remedy())
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from datetime import timedelta
+from math import ceil
 from typing import TYPE_CHECKING
 
 from flowrun import rundir
 from flowrun.adapters.config import Kind, Variant
+from flowrun.cache.pace import Work
 from flowrun.config import Stage
 from flowrun.plan import Plan, amount, columns, unit_table
 from flowrun.remembered import Remembered
@@ -28,19 +30,16 @@ def explain(assembly: Assembly) -> Plan:
     plan.add("cache", _cache(assembly))
     plan.add("train", _train(assembly))
     plan.add("samples", _samples(assembly))
-    plan.add(
-        "results",
-        [
-            str(_place(assembly, stage)) for stage in shown
-        ],
-    )
+    plan.add("results", [_place(assembly, stage) for stage in shown])
     return plan
 
 
-def _place(assembly: Assembly, stage: Stage) -> Path:
+def _place(assembly: Assembly, stage: Stage) -> str:
     """The stage's directory: the one that the run goes on with, or a new one."""
     found = rundir.find(assembly.run, stage.value, assembly.data_stamp) if stage is Stage.train else None
-    return found or rundir.place(assembly.run, stage.value)
+    if found is None:
+        return str(rundir.place(assembly.run, stage.value))
+    return f"{found}, goes on" + (" (resume=none starts anew)" if assembly.run.resume == "auto" else "")
 
 
 def _data(assembly: Assembly) -> list[str]:
@@ -67,7 +66,8 @@ def _data(assembly: Assembly) -> list[str]:
 
 def _models(assembly: Assembly) -> list[str]:
     """Every component, and the stages that load its weights."""
-    cache = {*assembly.split.models_cached, *assembly.prompt_split.models_cached}
+    encoding = _to_do(assembly) if assembly.library is not None else False
+    cache = {*assembly.split.models_cached, *assembly.prompt_split.models_cached} if encoding else ()
     rows = []
     for name, component in assembly.pipeline.components().items():
         loaded = [
@@ -85,18 +85,17 @@ def _cache(assembly: Assembly) -> list[str]:
         return ["not used: every unit is live"]
     keys, missing = library.all_keys(), library.missing()
     jobs = library.work()
-    lines = [
-        f"{library.root}",
-        f"{amount(len(keys) - len(missing), 'value')} there, {len(missing):,} to make, from {amount(len(jobs), 'row')}",
-    ]
-    if missing:
-        forecast = library.forecast(missing)
-        lines.append(
-            "how much that is shows after the first rows"
-            if forecast is None
-            else f"about {forecast / 1e6:.1f} MB, by those that are there"
-        )
-    return lines
+    there = f"{amount(len(keys) - len(missing), 'value')} there, {len(missing):,} to make, from {amount(len(jobs), 'row')}"
+    return [str(library.root), there, *([_forecast(library.forecast(jobs), len(jobs), assembly.run.processes)] if jobs else [])]
+
+
+def _forecast(work: Work, rows: int, processes: int) -> str:
+    if not work.rows:
+        return "how much that is and how long it takes shows after the first rows"
+    part = "" if work.rows == rows else f" for {work.rows:,} of them"
+    size = f"{work.bytes / 1e9:.1f} GB" if work.bytes > 1e9 else f"{work.bytes / 1e6:.1f} MB"
+    time = timedelta(seconds=ceil(work.seconds / processes))
+    return f"about {size} and {time} (h:mm:ss){part}, going by earlier runs"
 
 
 def _to_do(assembly: Assembly) -> bool:

@@ -19,6 +19,7 @@ from flowrun.cache.code import code_identity
 from flowrun.cache.key import digest
 from flowrun.cache.keyplan import KeyPlan, Output
 from flowrun.cache.manifest import Part, Parts, newest_manifest, write_manifest
+from flowrun.cache.pace import Pace, Work
 from flowrun.cache.reader import Reader
 from flowrun.cache.sources import Sources
 from flowrun.cache.store import Store
@@ -57,6 +58,8 @@ class Library:
             raise ConfigError("cache.root", f"is {self.root}: {why}", "name a folder that may be written")
         self.store = Store(self.root, run.cache.verify)
         self.sources = Sources(self.root, run.cache.verify)
+        self.pace = Pace(self.root)
+        self._kinds: dict[tuple[Shelf, tuple[int, ...], tuple[int, int]], str] = {}
         components = pipeline.components()
         self.identities = {
             name: _identity(components[name].identity(self.sources.hash_file), run.model["dtype"])
@@ -95,24 +98,19 @@ class Library:
             )
         )
 
-    def forecast(self, missing: set[bytes]) -> int | None:
-        """Bytes that the missing values will take, by the mean size of those of the same outputs that are there; None
-        when an output has none yet."""
-        there = [key for key in self.all_keys() if key not in missing]
-        sizes = {key: n for key, n in zip(there, self.store.sizes(there), strict=True) if n is not None}
-        total = 0.0
-        for shelf in (self.rows, self.prompts):
-            kinds: dict[Output, set[bytes]] = {output: set() for output in shelf.outputs}
-            for place in shelf.places():
-                for output, key in shelf.keys(place).items():
-                    kinds[output].add(key)
-            for keys in kinds.values():
-                known = [sizes[key] for key in keys if key in sizes]
-                absent = len(keys & missing)
-                if absent and not known:
-                    return None
-                total += absent * sum(known) / max(1, len(known))
-        return int(total)
+    def kind(self, job: Job) -> str:
+        """What a job runs, as one number: the same for rows of one size that the same code and models encode."""
+        found = job.shelf, job.units, job.row.size
+        if found not in self._kinds:
+            units = [job.shelf.split.units[i] for i in job.units]
+            models = sorted({name for unit in units for name in unit.onload_model_names})
+            made_by = [code_identity(unit) for unit in units], [self.identities[name] for name in models]
+            self._kinds[found] = digest("kind of work", *made_by, job.row.size).hex()
+        return self._kinds[found]
+
+    def forecast(self, jobs: Sequence[Job]) -> Work:
+        """What those of the jobs will come to whose kind was done before. rows: how many these are."""
+        return self.pace.forecast(map(self.kind, jobs))
 
     def work(self, missing: set[bytes] | None = None) -> list[Job]:
         """What the cache stage has to do. missing: keys that the cache lacks; None: as of now."""

@@ -117,7 +117,8 @@ def open_run(run: Run, stage: str, resume_from: Path | None, data: str) -> RunDi
     """Make (or reopen) the directory, lock it and save the resolved configuration. Raises ConfigError when another
     process holds it or when it already holds a finished run."""
     path = resume_from or place(run, stage)
-    if resume_from is None and (path / "result.json").exists():
+    again = (path / STAMP).exists() and _unfinished(path / STAMP, identity(run, data))  # a sweep's, stopped in this stage
+    if resume_from is None and (path / "result.json").exists() and not (again and run.resume == "auto"):
         raise ConfigError("run_id", f"{path} already holds a run", "leave run_id out, or resume=DIR to go on with it")
     path.mkdir(parents=True, exist_ok=True)
     lock = _try_lock(path)

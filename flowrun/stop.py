@@ -54,3 +54,9 @@ class Stop(Signals):
             raise KeyboardInterrupt
         super()._handle(number, frame)
         log.info("%s: finishing this step and saving; once more ends at once", signal.Signals(number).name)
+
+
+def how_to_go_on() -> str:
+    """For whoever stopped a run."""
+    sweep = os.environ.get("FLOWRUN_SWEEP")
+    return f"the same command {f'with run_id={sweep} ' if sweep else ''}goes on from there"

@@ -14,13 +14,16 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from flowrun.config import ConfigError
@@ -38,43 +41,61 @@ WIDEST = 40  # characters of a cell in the printed table; sweep.csv holds all of
 @dataclass
 class Sweep:
     """root: the sweep's directory. flags: Hydra's flags that every child needs, e.g. --config-dir DIR.
+    asked: the settings as they were given. dry: the jobs write nothing, and neither does the sweep.
 
     Made before Hydra composes, because Hydra then writes multirun.yaml into `root` even if it refuses the jobs."""
 
     run_id: str
     root: Path
     flags: Sequence[str]
+    asked: Sequence[str] = ()
+    dry: bool = False
 
     def __post_init__(self) -> None:
-        self.existed = self.table.exists()
+        self.written = Path(tempfile.mkdtemp(prefix="flowrun-")) if self.dry else self.root
         self._new = [path for path in (self.root, *self.root.parents) if not path.exists()]
+        self._before = self._table_as_of()
 
     def check(self) -> None:
-        """Raises ConfigError when no sweep can start here."""
+        """Raises ConfigError when no sweep can start here, or another has been."""
         if inside_ranks():
             what = "a sweep cannot run inside launched ranks"
             raise ConfigError("-m", what, "start it from one process; each job starts its own")
-        if self.existed:
-            raise ConfigError("run_id", f"{self.root} holds another sweep", "leave run_id out or give a new one")
+        if self.table.exists() and self._record.exists():
+            before = yaml.safe_load(self._record.read_text(encoding="utf-8"))["hydra"]["overrides"]["task"]
+            if _without_id(before) != _without_id(self.asked):
+                raise self._another()
+
+    @property
+    def _record(self) -> Path:
+        """Hydra's own account of the sweep."""
+        return self.root / "multirun.yaml"
+
+    def _another(self) -> ConfigError:
+        fix = "leave run_id out or give a new one; a stopped sweep goes on with its own settings"
+        return ConfigError("run_id", f"{self.root} holds another sweep", fix)
 
     def job(self, number: int, overrides: Sequence[str], keys: Collection[str], found_by: Sequence[str]) -> None:
-        """Run one job and add its row. A job that fails leaves its status there and the sweep goes on.
+        """Run one job and add its row. A job that fails leaves its status there and the sweep goes on; one that an
+        earlier command of this run_id has finished is not run again.
 
         keys: the settings that are swept. found_by: overrides of Hydra's own that the child needs, its search path.
-        Raises KeyboardInterrupt when the sweep was asked to stop, ConfigError as `check` does."""
+        Raises KeyboardInterrupt when the sweep was asked to stop; ConfigError as `check` does."""
         self.check()
+        own = _without_id(overrides)
+        settings = {"job": str(number), **dict(map(_key_value, own))}
+        if self._is_done(settings):
+            return
         swept = ["=".join(pair) for pair in map(_key_value, overrides) if pair[0] in keys]
         directory = self.root / _name(number, swept)
         sys.stdout.write(f"job {number}: {' '.join(swept) or 'nothing swept'} -> {directory}\n")
         sys.stdout.flush()
-        reason = self.root / f".{number}.reason"
+        reason = self.written / f".{number}.reason"
         environment = {"FLOWRUN_RUN_DIR": str(directory), "FLOWRUN_SWEEP": self.run_id,
                        "FLOWRUN_RUN_ID": f"{self.run_id}-{number}", REASON: str(reason)}  # fmt: skip
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.written.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
-        own = [text for text in overrides if not text.startswith("run_id=")]  # that one is the sweep's
         (code,), stopped = run_children([Command([*self.flags, *own, *found_by, "hydra.mode=RUN"], environment)])
-        settings = {"job": str(number), **dict(map(_key_value, own))}
         outcome = {
             "status": STATUS.get(code, "failed"),
             "seconds": f"{time.monotonic() - began:.1f}",
@@ -85,18 +106,36 @@ class Sweep:
         if stopped:
             raise KeyboardInterrupt
 
+    def _is_done(self, settings: dict[str, str]) -> bool:
+        """Whether the job has ended well before. Raises ConfigError when its number was another job's."""
+        row = next((row for row in self.rows() if row["job"] == settings["job"]), None)
+        if row is None:
+            return False
+        if any(row.get(name) != value for name, value in settings.items()):
+            raise self._another()
+        if row["status"] == STATUS[0]:
+            sys.stdout.write(f"job {settings['job']}: is done -> {row['directory']}\n")
+            self._add(row)
+        return row["status"] == STATUS[0]
+
     def finish(self) -> int:
-        """Print the table, or remove what Hydra left when no job ran. Returns 1 when a job did not end well."""
-        rows = [] if self.existed else self.rows()
-        if not rows:
+        """Print the table, and remove what Hydra left when no job ran. Returns 1 when a job did not end well."""
+        rows = self.rows() if self._table_as_of() != self._before else []
+        if rows:
+            sys.stdout.write("\n".join([_text(rows), *([] if self.dry else [str(self.table)]), ""]))
+        if self.dry:
+            shutil.rmtree(self.written)
+        if self.dry or not rows:
             self._remove_litter()
-            return 0
-        sys.stdout.write(f"{_text(rows)}\n{self.table}\n")
         return int(any(row["status"] != "ok" for row in rows))
 
     @property
     def table(self) -> Path:
-        return self.root / "sweep.csv"
+        return self.written / "sweep.csv"
+
+    def _table_as_of(self) -> tuple[int, int] | None:
+        """Changes with every row added: the table is replaced by a new file then."""
+        return (self.table.stat().st_ino, self.table.stat().st_mtime_ns) if self.table.exists() else None
 
     def rows(self) -> list[dict[str, str]]:
         if not self.table.exists():
@@ -105,9 +144,9 @@ class Sweep:
             return list(csv.DictReader(handle))
 
     def _add(self, row: dict[str, str]) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
-        with _locked(self.root):
-            rows = sorted([*self.rows(), row], key=lambda r: int(r["job"]))
+        with _locked(self.written):
+            others = [other for other in self.rows() if other["job"] != row["job"]]
+            rows = sorted([*others, row], key=lambda r: int(r["job"]))
             text = io.StringIO()
             writer = csv.DictWriter(text, _columns(rows), restval="", lineterminator="\n")
             writer.writeheader()
@@ -117,9 +156,14 @@ class Sweep:
     def _remove_litter(self) -> None:
         if self.root not in self._new or not self.root.is_dir():
             return
-        (self.root / "multirun.yaml").unlink(missing_ok=True)
+        self._record.unlink(missing_ok=True)
         for folder in self._new:
             folder.rmdir()
+
+
+def _without_id(overrides: Sequence[str]) -> list[str]:
+    """run_id names the sweep, not the job."""
+    return [text for text in overrides if not text.startswith(("run_id=", "hydra."))]
 
 
 def _key_value(text: str) -> tuple[str, str]:

@@ -76,6 +76,11 @@ def test_the_newest_few_are_kept(saved):
     assert saved.newest().step == 20
 
 
+def test_what_was_just_saved_stays_beside_later_ones(saved):
+    Checkpoints(saved.directory, keep=1).save(8, tensors(8), {})
+    assert steps(saved.directory) == ["step-000008", "step-000010", "step-000015"]
+
+
 def test_steps_are_compared_as_numbers(tmp_path):
     points = Checkpoints(tmp_path, 2)
     points.save(999_999, tensors(1), {})

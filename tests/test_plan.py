@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from flowrun.config import Stage
@@ -45,20 +47,29 @@ def test_models_are_listed_with_the_stages_that_load_them(runs: Runs) -> None:
 def test_what_is_to_be_made_is_what_is_made(runs: Runs) -> None:
     before = section(str(assemble(SMALL).plan), "cache")
     assert before[1] == "0 values there, 14 to make, from 5 rows"  # 4 rows of 3 values, one empty caption of 2 for all
-    assert before[2] == "how much that is shows after the first rows"
+    assert before[2] == "how much that is and how long it takes shows after the first rows"
     runs("stage=cache")
     assert result(runs.newest("cache"))["rows"] == 5
     assert section(str(assemble(SMALL).plan), "cache")[1] == "14 values there, 0 to make, from 0 rows"
 
 
-def test_how_much_is_to_be_made_is_forecast_from_what_is_there(runs: Runs) -> None:
+def test_how_much_is_to_be_made_and_how_long_it_takes_is_forecast_from_earlier_runs(runs: Runs) -> None:
     runs("stage=cache")
     more = "data.captions=[red apple,green apple,pear,lemon,tangerine,strawberry]"
     library = assemble([*SMALL, more]).library
-    forecast = library.forecast(library.missing())
-    assert f"about {forecast / 1e6:.1f} MB" in str(assemble([*SMALL, more]).plan)
+    forecast = library.forecast(library.work())
+    assert forecast.rows == 2 and forecast.seconds > 0
+    pace = json.loads((library.root / "pace.json").read_text())
+    for kind in pace:
+        pace[kind] = [10, 36_000.0, 12_000_000.0]  # an hour and 1.2 MB a row
+    (library.root / "pace.json").write_text(json.dumps(pace))
+    assert section(str(assemble([*SMALL, more]).plan), "cache")[-1] == "about 2.4 MB and 2:00:00 (h:mm:ss), going by earlier runs"
+    two = [*SMALL, more, "processes=2"]
+    assert section(str(assemble(two).plan), "cache")[-1] == "about 2.4 MB and 1:00:00 (h:mm:ss), going by earlier runs"
     runs(more, "stage=cache")
-    assert forecast == pytest.approx(result(runs.newest("cache"))["bytes"], rel=0.01)
+    assert forecast.bytes == pytest.approx(result(runs.newest("cache"))["bytes"], rel=0.01)
+    other_weights = assemble([*SMALL, "model.dtype=bf16"]).library
+    assert not other_weights.forecast(other_weights.work()).rows
 
 
 def test_rows_sizes_steps_and_places_are_told(runs: Runs) -> None:

@@ -7,6 +7,7 @@
     <root>/quarantine/<shard>[.<value>].json
     <root>/writers/<writer>               a mark that lasts as long as the writer; nobody waits for it
     <root>/maintenance.lock               held while shards are rewritten
+    <root>/pace.json                      how long values took, for forecasts
 
 Writers are named as in flowrun.files.
 """
@@ -42,6 +43,10 @@ class Layout:
     @property
     def index(self) -> Path:
         return self.root / "index.safetensors"
+
+    @property
+    def pace(self) -> Path:
+        return self.root / "pace.json"
 
     @property
     def manifests(self) -> Path:

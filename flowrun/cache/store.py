@@ -39,12 +39,6 @@ class Store:
         """Those of `keys` that are not there or were found damaged, in order."""
         return self.catalog.missing(keys)
 
-    def sizes(self, keys: Sequence[bytes]) -> list[int | None]:
-        """Bytes of each value, in order; None for one that is not there or whose shard cannot be read."""
-        shards = {shard.name: shard.sizes() for shard in self.catalog.shards()}
-        places = self.catalog.index.places(keys)
-        return [None if place is None or place[0] not in shards else int(shards[place[0]][place[1]]) for place in places]
-
     def faults(self, keys: Collection[bytes]) -> list[Fault]:
         """Damage that was found and may be why these keys are missing: to their values, and to whole shards."""
         wanted = {key.hex() for key in keys}

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flowrun.cache.pace import Work
 from flowrun.cache.reader import put_record
 from flowrun.cache.writer import Writer
 from flowrun.config import DataError, Stopped
@@ -23,7 +24,7 @@ from flowrun.graph.state import tensors
 from flowrun.library import Library
 from flowrun.progress import Progress
 from flowrun.shelf import Job
-from flowrun.stop import Stop
+from flowrun.stop import Stop, how_to_go_on
 
 if TYPE_CHECKING:
     from flowrun.run import Assembly
@@ -50,28 +51,28 @@ def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
     missing = library.missing()
 
     def load() -> None:
-        if (forecast := library.forecast(missing)) is not None:
-            check_room(library.root, int(forecast * SPARE), "what the cache lacks")
+        check_room(library.root, int(library.forecast(jobs).bytes * SPARE), "what the cache lacks")
         assembly.pipeline.load(sorted(models), dist.device, assembly.dtype)
 
     dist.each(load)
-    with (
-        library.store.writer(run.cache.flush_mb, run.cache.flush_s) as writer,
-        Stop() as stop,
-        Progress("cache", len(own), "row") as bar,
-    ):
-        filler = _Filler(assembly, missing, writer)
-        for job in own:
-            filler.make(job)
-            bar.advance(lambda: f"{filler.bytes / 1e6:.1f} MB")
-            if bar.done == FORECAST_AFTER:
-                _forecast(library, filler.bytes, bar.done, len(own), time.monotonic() - began, dist.world)
-            if stop.asked:
-                break
-    parts = dist.gather(_Part(bar.done, filler.bytes, filler.faults, stop.asked))
+    with Stop() as stop:
+        with (
+            library.store.writer(run.cache.flush_mb, run.cache.flush_s) as writer,
+            Progress("cache", len(own), "row") as bar,
+        ):
+            filler = _Filler(assembly, missing, writer)
+            for job in own:
+                filler.make(job)
+                bar.advance(lambda: f"{filler.bytes / 1e6:.1f} MB")
+                if bar.done == FORECAST_AFTER:
+                    _forecast(library, filler.bytes, bar.done, len(own), time.monotonic() - bar.began, dist.world)
+                if stop.asked:
+                    break
+        parts = dist.gather(_Part(bar.done, filler.bytes, filler.faults, stop.asked))
+    dist.on_main(lambda: library.pace.save(filler.done))
     rows, size = sum(part.rows for part in parts), sum(part.bytes for part in parts)
     if any(part.stopped for part in parts):
-        raise Stopped(f"stopped after {rows} of {len(jobs)} rows, which are stored; the same command goes on from there")
+        raise Stopped(f"stopped after {rows} of {len(jobs)} rows, which are stored; {how_to_go_on()}")
     faults = {row: told for part in parts for row, told in part.faults.items()}
     dist.on_main(lambda: _close(library, faults))
     seconds = time.monotonic() - began
@@ -113,9 +114,11 @@ class _Filler:
             for shelf in (self.library.rows, self.library.prompts)
         }
         self.bytes = 0
+        self.done: dict[str, Work] = {}  # kind of work -> what it came to
         self.faults: dict[str, list[str]] = {}  # row id -> what is wrong with it
 
     def make(self, job: Job) -> None:
+        began, before = time.monotonic(), self.bytes
         units, row = job.shelf.split.units, job.row
         wanted = unit_inputs([units[i] for i in job.units], job.shelf.source)
         try:
@@ -131,6 +134,8 @@ class _Filler:
                 self.bytes += sum(
                     t.numel() * t.element_size() for value in record.values.values() for t in tensors(value)
                 )
+        work = self.done.setdefault(self.library.kind(job), Work())
+        work.add(time.monotonic() - began, self.bytes - before)
 
 
 def _forecast(library: Library, made: int, done: int, total: int, seconds: float, world: int) -> None:

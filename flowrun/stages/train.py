@@ -19,7 +19,7 @@ from flowrun.config import Stopped
 from flowrun.progress import Progress, peak_memory_gb
 from flowrun.stages.preview import Preview
 from flowrun.stages.trainer import Trainer
-from flowrun.stop import Stop
+from flowrun.stop import Stop, how_to_go_on
 from flowrun.tracking import Trackers
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Training:
                     self._checkpoint(done)
                 if stopping and done < trainer.steps:
                     raise Stopped(
-                        f"stopped after step {done} of {trainer.steps}, which is saved; the same command goes on from there"
+                        f"stopped after step {done} of {trainer.steps}, which is saved; {how_to_go_on()}"
                     )
                 self._picture(done)
         seconds = time.monotonic() - began

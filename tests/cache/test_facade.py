@@ -17,6 +17,7 @@ from flowrun.cache.layout import Layout, this_host
 from flowrun.cache.manifest import Kept, ManifestRow, Part, Parts, write_manifest
 from flowrun.cache.store import Store
 from flowrun.config import ConfigError, Failure
+from flowrun.files import new_writer
 
 PARTS = Parts("emoji", "emoji", {}, {})
 KEPT = Kept(0, "unit", "shared", "latents")
@@ -159,6 +160,14 @@ def test_prune_refuses_while_a_run_writes_and_after_its_death_cleans_up(root: Pa
     assert intact(root, range(3))
     (root / "writers" / DEAD).touch()
     assert Cache(root).prune().values == 3 and not list((root / "writers").iterdir())
+
+
+def test_what_a_living_process_is_writing_is_not_pruned(root: Path) -> None:
+    fill(root, range(3), per_shard=3)
+    living, dead = (root / "manifests" / f".x.safetensors.{writer}.part" for writer in (new_writer(), DEAD))
+    living.touch(), dead.touch()
+    assert Cache(root).prune().temporary_files == 1
+    assert living.exists() and not dead.exists()
 
 
 def test_a_writer_on_another_machine_counts_as_alive_for_a_day(root: Path) -> None:

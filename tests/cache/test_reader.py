@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cache_samples import flip, same, shard_files
+from cache_samples import fill, flip, key_of, same, shard_files, value_of
 from torch import Tensor
 
 from flowrun.cache.catalog import DamagedValue, MissingValue
@@ -158,6 +158,33 @@ def test_a_batch_is_its_rows_records(root: Path) -> None:
             same(dict(alone[i].values), dict(records[i].values)) for i in alone
         )
     assert reader.batch([]) == []
+
+
+def stacks(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Reader, list[list[bytes]]]:
+    """A reader of the values 0 to 3, and the keys of each batch that it asked the store for."""
+    store, asked = fill(root, range(4), per_shard=4), []
+    stack = store.stack
+    monkeypatch.setattr(store, "stack", lambda keys: (asked.append(list(keys)), stack(keys))[1])
+    return Reader(store, [], lambda row, variant: {}), asked
+
+
+def test_what_stays_in_memory_is_not_what_was_given_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, asked = stacks(root, monkeypatch)
+    wanted = torch.stack([value_of(0), value_of(1)])
+    for _ in range(3):
+        batch = reader.stacked([key_of(0), key_of(1)])
+        assert same(batch, wanted)
+        batch.zero_()
+    assert len(asked) == 1
+
+
+def test_more_values_than_memory_is_for_are_read_each_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowrun.cache.reader.HELD_BYTES", 3 * value_of(0).nbytes)
+    reader, asked = stacks(root, monkeypatch)
+    first, second = [key_of(0), key_of(1)], [key_of(2), key_of(3)]
+    for keys in (first, second, first, first):
+        reader.stacked(keys)
+    assert asked == [first, second, first, first]
 
 
 def test_records_of_one_row_share_no_memory(root: Path) -> None:

@@ -33,6 +33,16 @@ def test_an_absent_or_empty_cache_misses_everything_and_is_not_created(root: Pat
         store.get(key_of(1))
 
 
+def test_a_process_keeps_only_so_many_shards_open(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(root, range(10), per_shard=1)
+    monkeypatch.setattr("flowrun.cache.catalog.MOST_OPEN", 3)
+    store = Store(root)
+    for number in (*range(10), 4):
+        assert same(store.get(key_of(number)), value_of(number))
+        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(root) in line}
+        assert len([name for name in mapped if "shards" in name]) <= 3
+
+
 def test_equal_keys_are_stored_once(root: Path) -> None:
     store = Store(root)
     with store.writer(64, 30) as writer:

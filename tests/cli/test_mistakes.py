@@ -73,6 +73,7 @@ MISTAKES = [
     ("--confg-dir x", "command line: there is no flag --confg-dir; --help lists flags, groups and settings"),
     ("-m --cfg job", "command line: Only one of --run, --multirun, --cfg"),
     ("--resolve", "command line: The --resolve flag can only be used in conjunction with --cfg"),
+    ("--shell-completion", "command line: Expecting one subcommand from ['install', 'uninstall', 'query'] to be set"),
     ("--config-name nope", "--config-name: there is no nope.yaml; leave it out"),
     ("--experimental-rerun x", "--experimental-rerun: needs files that flowrun does not write; go on with a run by"),
     ("--config-dir /no/such/folder", "--config-dir: /no/such/folder is no folder; give a folder with options in it"),

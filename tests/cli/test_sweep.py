@@ -150,7 +150,7 @@ def test_jobs_stand_in_the_order_of_their_numbers(commands, tmp_path):
     assert [row["job"] for row in jobs.rows()] == ["2", "9", "10"]
 
 
-def test_a_second_sweep_of_the_same_name_is_refused(commands, capfd):
+def test_another_sweep_of_the_same_name_is_refused(commands, capfd):
     assert cli.main(["-m", "seed=0", "run_id=mine"]) == 0
     before = rows()
     capfd.readouterr()
@@ -159,6 +159,29 @@ def test_a_second_sweep_of_the_same_name_is_refused(commands, capfd):
     assert list(commands[0].arguments) == ["seed=0", "hydra.mode=RUN"], "the name is the sweep's, not the job's"
     assert rows() == before
     assert len(commands) == 1
+
+
+def test_a_stopped_sweep_goes_on_with_the_jobs_that_have_not_ended_well(commands, capfd):
+    sweep_of_three = ["-m", "seed=0,1,2", "run_id=mine"]
+    commands.codes = [0, 1, 0]
+    assert cli.main(sweep_of_three) == 1
+    assert cli.main(sweep_of_three) == 0
+    started = [Path(command.environment["FLOWRUN_RUN_DIR"]).name for command in commands]
+    assert started == ["0-seed=0", "1-seed=1", "2-seed=2", "1-seed=1"]
+    assert [row["status"] for row in rows()] == ["ok", "ok", "ok"]
+    assert cli.main(sweep_of_three) == 0
+    assert len(commands) == 4
+    out = capfd.readouterr().out
+    assert out.count("job 0: is done") == 2 and out.count("sweep.csv") == 3
+
+
+def test_a_dry_sweep_writes_nothing(commands, capfd, elsewhere):
+    commands.codes = [0, 2]
+    assert cli.main(["-m", "seed=0,1", "dry_run=true"]) == 1
+    assert not list(elsewhere.iterdir())
+    out = capfd.readouterr().out
+    assert f"{elsewhere}/outputs/sweeps/" in out, "the plan names the place where a real run's results would lie"
+    assert [line.split()[:3] for line in out.splitlines()[-2:]] == [["0", "0", "ok"], ["1", "1", "refused"]]
 
 
 def test_outputs_can_lie_elsewhere(commands, tmp_path, monkeypatch, elsewhere):

@@ -37,6 +37,15 @@ def test_losses_are_equal_bit_for_bit(runs: Runs, monkeypatch: pytest.MonkeyPatc
     assert len(set(split)) == STEPS
 
 
+def test_losses_are_equal_when_no_unit_is_live(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches then come straight from the store, as in the main job."""
+    settings = ("task.caption_dropout=0.3", f"train.steps={STEPS}", "train.batch_size=3")
+    split = losses(runs("task=sft_split", *settings))
+    monkeypatch.setattr(flowrun.library, "Store", NoStore)
+    assert losses(runs("task=sft", *settings)) == split
+    assert len(set(split)) == STEPS
+
+
 def test_losses_of_each_variant_of_the_adapter_are_equal_bit_for_bit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     split, whole = {}, {}
     settings = ("adapter=lora", "adapter.alpha=8", "train.steps=5", "adapter.dropout=0.1", "adapter.targets=all-linear")
