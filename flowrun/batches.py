@@ -38,9 +38,10 @@ class Batches:
         self.per_epoch = sum(-(-count * repeat // batch_size) for count in counts.values())
         self._step = self._place = 0  # where `go_on` takes up the sequence
 
-    def place(self, step: int) -> int:
-        """Batches of the whole sequence that were taken before optimiser step `step`."""
-        return self._place + (step - self._step) * self.accumulate * self.world
+    def place(self, step: int, end: int | None = None) -> int:
+        """Batches of the whole sequence that were taken before optimiser step `step`, at most `end`."""
+        place = self._place + (step - self._step) * self.accumulate * self.world
+        return place if end is None else min(place, end)
 
     def go_on(self, step: int, place: int, per_epoch: int) -> None:
         """Optimiser step `step` starts after `place` batches, of which an epoch had `per_epoch`: so far a run had come,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -12,19 +11,19 @@ from typing import TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object, is_bf16_available
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from flowrun.config import ConfigError, Failure, Lost, Precision, UserError
+from flowrun.config import Failure, Lost, Precision, UserError
+from flowrun.machine import check_precision
 
 T = TypeVar("T")
 
 # One process may draw samples, or finish its rows, much later than another. That one has died is seen by the launcher.
 PATIENCE = timedelta(days=1)
-STRATEGIES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP", "MEGATRON_LM": "Megatron-LM", "PARALLELISM_CONFIG": "a parallelism"}
 BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in signature(DistributedDataParallel).parameters else "broadcast_buffers"
 
 
@@ -189,31 +188,6 @@ class Dist:
         """Leave the process group; another Dist, of another precision, may then be made in this process."""
         self._accelerator.end_training()
         AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def check_precision(precision: Precision) -> None:
-    """Raises ConfigError for fp16 without a GPU, where accelerate would compute in fp32 without a word, and for bf16 on
-    a device that lacks it."""
-    if precision is Precision.fp16 and not torch.accelerator.is_available():
-        raise ConfigError("precision", "fp16 needs a GPU and there is none", "use bf16 or fp32")
-    if precision is Precision.bf16 and not is_bf16_available():
-        raise ConfigError("precision", "this device does not compute in bf16", "use fp16 or fp32")
-
-
-def check_processes(processes: int) -> None:
-    """Raises ConfigError for more processes than devices on a machine, and for a strategy that is not followed here."""
-    for name, strategy in STRATEGIES.items():
-        if os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true":
-            what = f"its configuration asks for {strategy}, and flowrun holds all weights on each device"
-            raise ConfigError("accelerate launch", what, "launch with --multi_gpu, or use processes=N alone")
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-    if not _on_cpu() and here > torch.accelerator.device_count():
-        what = f"is {here} and this machine has {torch.accelerator.device_count()} devices for them"
-        raise ConfigError("processes", what, "use one for each device")
-
-
-def _on_cpu() -> bool:
-    return not torch.accelerator.is_available() or os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true"
 
 
 def make_dist(precision: Precision, processes: int = 1) -> Dist:

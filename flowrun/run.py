@@ -17,11 +17,11 @@ from flowrun.cache.key import digest
 from flowrun.compose import compose
 from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
 from flowrun.data import Row, Source
-from flowrun.dist import check_precision, check_processes
 from flowrun.feed import live_inputs
 from flowrun.graph import Unit, UnitGraph
 from flowrun.graph.graph import same_branch
 from flowrun.library import Library
+from flowrun.machine import check_precision, check_processes
 from flowrun.optim import check_optimizer
 from flowrun.pipelines import Component, Pipeline
 from flowrun.plan import Plan

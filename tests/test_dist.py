@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from flowrun.config import ConfigError, DataError, Failure, Lost, Precision, Stopped
-from flowrun.dist import check_processes, make_dist
+from flowrun.dist import make_dist
+from flowrun.machine import check_precision, check_processes
 
 ROOT = Path(__file__).parents[1]
 
@@ -72,10 +73,11 @@ def test_half_precision_without_a_gpu_is_refused_with_what_to_use():
 
 
 def test_bf16_on_a_device_that_lacks_it_is_refused_with_what_to_use(monkeypatch):
-    monkeypatch.setattr("flowrun.dist.is_bf16_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     with pytest.raises(ConfigError, match=r"^precision: this device does not compute in bf16; use fp16 or fp32$"):
-        make_dist(Precision.bf16)
-    make_dist(Precision.fp32).close()
+        check_precision(Precision.bf16)
+    check_precision(Precision.fp32)
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,7 @@ class Trainer:
         averages, updates = self.ema.state() if self.ema is not None else ({}, 0)
         tensors = {TRAINED: dict(self.parameters), AVERAGE: averages, OPTIMIZER: optimizer, SCHEDULE: schedule}
         plain = {OPTIMIZER: optimizer_plan, SCHEDULE: schedule_plan, AVERAGE: updates, "scaler": self.dist.state()}
-        place = self.batches.place(step)
-        place = place if self.end is None else min(place, self.end)  # the last step may have had fewer
-        plain["batches"] = {"place": place, "per_epoch": self.batches.per_epoch}
+        plain["batches"] = {"place": self.batches.place(step, self.end), "per_epoch": self.batches.per_epoch}
         return {name: group for name, group in tensors.items() if group}, plain
 
     def load(self, checkpoint: Checkpoint) -> None:

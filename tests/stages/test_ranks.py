@@ -194,7 +194,7 @@ def test_the_epochs_asked_for_are_completed_by_another_number_of_processes(work:
 def test_rows_that_one_rank_cannot_read_end_both_and_are_named_once(work: Work) -> None:
     told = work.told["faulty"]
     assert told.codes == [2, 2]
-    assert len(told.lines()) == 1 and told.errors[1] == ""
+    assert len(told.lines()) == 1 and "Traceback" not in "".join(told.errors)
     assert all(sum(f"broken/{row}.png" in part for part in told.errors) == 1 for row in (1, 5))
     rows = [row for _, row in Cache(work.folder / "faulty").rows()]
     assert {row.id for row in rows if row.fault} == {"1.png", "5.png"}
