@@ -36,21 +36,32 @@ class Batches:
             counts[size] = counts.get(size, 0) + 1
         self.buckets = dict(sorted(counts.items()))
         self.per_epoch = sum(-(-count * repeat // batch_size) for count in counts.values())
+        self._step = self._place = 0  # where `go_on` takes up the sequence
+
+    def place(self, step: int, end: int | None = None) -> int:
+        """Batches of the whole sequence that were taken before optimiser step `step`, at most `end`."""
+        place = self._place + (step - self._step) * self.accumulate * self.world
+        return place if end is None else min(place, end)
+
+    def go_on(self, step: int, place: int, per_epoch: int) -> None:
+        """Optimiser step `step` starts after `place` batches, of which an epoch had `per_epoch`: so far a run had come,
+        maybe with other numbers of processes. Batches of another size are taken up at the same share of an epoch."""
+        self._step, self._place = step, round(place * self.per_epoch / per_epoch)
 
     def steps(self, epochs: int) -> int:
         """Optimiser steps that use every row `repeat` times in each of `epochs` epochs; the last may be a partial window."""
-        return -(-self.per_epoch * epochs // (self.accumulate * self.world))
+        return self._step - (self._place - self.per_epoch * epochs) // (self.accumulate * self.world)
 
     def epoch_of(self, step: int) -> float:
         """Epochs completed after `step` optimiser steps."""
-        return step * self.accumulate * self.world / self.per_epoch
+        return self.place(step) / self.per_epoch
 
     def window(self, step: int, rank: int = 0, end: int | None = None) -> list[list[Visit]]:
         """Micro-batches of optimiser step `step` (0-based) on `rank`: A lists, fewer in a window that `end` cuts off.
 
         end: number of batches after which training ends (whole epochs), or None for no end.
         """
-        first = step * self.accumulate * self.world
+        first = self.place(step)
         last = first + self.accumulate * self.world
         places = range(first + rank, last if end is None else min(last, end), self.world)
         return [self._at(place) for place in places]

@@ -74,15 +74,20 @@ class Checkpoints:
 
     def newest(self) -> Checkpoint | None:
         """The newest complete one whose checksums hold, or None. Damaged ones are skipped, with a warning."""
+        step = self.newest_step()
+        return None if step is None else self.load(step)
+
+    def newest_step(self) -> int | None:
+        """The step of `newest`; reads every byte of it for the checksums."""
         for step in self._steps():
             fault = _fault(self._path(step))
             if fault is None:
-                return self._load(step)
+                return step
             log.warning("checkpoint %s is damaged (%s) and is skipped", self._path(step), fault)
             self._damaged.add(step)
         return None
 
-    def _load(self, step: int) -> Checkpoint:
+    def load(self, step: int) -> Checkpoint:
         path = self._path(step)
         # Cloned: tensors mapped from a file may be misaligned, which changes a computation's last bits.
         tensors = {file.stem: {key: tensor.clone() for key, tensor in load_file(file).items()}

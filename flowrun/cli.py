@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from flowrun import launch, overrides
 from flowrun.compose import CONF, option_folders, option_names, reworded, to_run
-from flowrun.config import ConfigError, Run, Stopped, UserError
+from flowrun.config import ConfigError, Run, UserError
 from flowrun.sweep import REASON, Sweep
 
 # Flags that choose files: a sweep's jobs need them too.
@@ -39,8 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _sigterm_interrupts():
             return _command(arguments)
     except UserError as error:
-        # All ranks check the configuration alike and stop together: one says so.
-        if launch.rank() == 0 or not isinstance(error, ConfigError | Stopped):
+        if launch.rank() == 0 or not error.by_all:
             sys.stderr.write(f"flowrun: {error}\n")
         if launch.rank() == 0 and REASON in os.environ:
             Path(os.environ[REASON]).write_text(str(error), encoding="utf-8")
@@ -48,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as error:  # Hydra's own: --version and the like, or a --package that is not there
         return ConfigError.exit_code if error.code else 0
     except KeyboardInterrupt:
-        sys.stderr.write("flowrun: stopped\n")
+        if launch.rank() == 0:
+            sys.stderr.write("flowrun: stopped\n")
         return launch.STOPPED
 
 
@@ -75,7 +75,9 @@ def _command(arguments: Sequence[str]) -> int:
     if wants_help:
         sys.stdout.write(_help(cfg, template, options))
         return 0
-    return _start(to_run(cfg), arguments)
+    with _environment(FLOWRUN_RUN_ID=sweep.run_id):  # where the configuration takes its run_id from
+        run = to_run(cfg)
+    return _start(run, arguments)
 
 
 def _compose(flags: Namespace, sweep: Sweep, swept: Sequence[str]) -> tuple[DictConfig, str] | None:
@@ -101,6 +103,7 @@ def _compose(flags: Namespace, sweep: Sweep, swept: Sequence[str]) -> tuple[Dict
 def _start(run: Run, arguments: Sequence[str]) -> int:
     if launch.inside_ranks():
         run.processes = launch.world(run.processes)
+        launch.quiet_torch()
     elif run.processes > 1 and not run.dry_run:
         return launch.start_ranks(run.processes, arguments, run.run_id)
     from flowrun.run import execute  # imports torch, which nothing above needs

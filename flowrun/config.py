@@ -13,15 +13,29 @@ from typing import Any
 
 
 class UserError(Exception):
-    """Something the user can put right; shown without a traceback. `exit_code` is what the process returns."""
+    """Something the user can put right; shown without a traceback. `exit_code` is what the process returns.
+
+    `by_all`: every process of a run raises it, so one of them says it."""
 
     exit_code = 1
+    by_all = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Processes send it to one another; the default would call the class with the message alone."""
+        return _restored, (type(self), str(self), self.__dict__)
+
+
+def _restored(cls: type[UserError], message: str, state: dict[str, Any]) -> UserError:
+    error = cls.__new__(cls, message)
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigError(UserError):
-    """A setting is wrong. Message: `<key>: <what is wrong>; <what would be right>`."""
+    """A setting is wrong. Message: `<key>: <what is wrong>; <what would be right>`. All processes check alike."""
 
     exit_code = 2
+    by_all = True
 
     def __init__(self, key: str, what: str, fix: str = "") -> None:
         self.key, self.what, self.fix = key, what, fix
@@ -41,8 +55,8 @@ class DataError(UserError):
 class Failure(UserError):
     """The run cannot go on for a reason that is known (NaN loss, disk full): what happened and what to do."""
 
-    def __init__(self, what: str, fix: str = "") -> None:
-        self.what, self.fix = what, fix
+    def __init__(self, what: str, fix: str = "", by_all: bool = False) -> None:
+        self.what, self.fix, self.by_all = what, fix, by_all
         super().__init__(what + (f"; {fix}" if fix else ""))
 
 
@@ -50,6 +64,14 @@ class Stopped(UserError):
     """The user asked the run to end (Ctrl-C, SIGTERM) and it did so in order; the message says what was saved."""
 
     exit_code = 130
+    by_all = True
+
+
+class Lost(Failure):
+    """Another process of the run ended while this one worked with it; that one says why."""
+
+    def __init__(self) -> None:
+        super().__init__("another process of this run has ended", "its own message says why", by_all=True)
 
 
 class Stage(Enum):

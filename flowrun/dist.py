@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from inspect import signature
 from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from flowrun.config import ConfigError, Failure, Precision
+from flowrun.config import Failure, Lost, Precision, UserError
+from flowrun.machine import check_precision
 
 T = TypeVar("T")
+
+# One process may draw samples, or finish its rows, much later than another. That one has died is seen by the launcher.
+PATIENCE = timedelta(days=1)
+BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in signature(DistributedDataParallel).parameters else "broadcast_buffers"
 
 
 class Dist:
@@ -45,9 +52,11 @@ class Dist:
         if self.world == 1 or not any(p.requires_grad for p in module.parameters()):
             return module
         devices = None if self.device.type == "cpu" else [self.device]
-        # Not every parameter gets a gradient: an image network's last text block, parts that are trained alone. Buffers
+        # Not every parameter gets a gradient: an image network's last text block, parts that are trained alone. Looking for
+        # them is a walk over the graph that cannot be measured beside FLUX's passes, and without it one would hang. Buffers
         # are equal everywhere; sending them at each forward would hang a process that samples on its own.
-        return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=True, broadcast_buffers=False)
+        with self._together():
+            return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=True, **{BUFFERS: False})
 
     def unwrap(self, module: Module) -> Module:
         return self._accelerator.unwrap_model(module, keep_fp32_wrapper=False)
@@ -75,11 +84,9 @@ class Dist:
                 parameter.grad = self.sum(own) / self.world
 
     def backward(self, loss: Tensor) -> None:
-        """accelerate's, where it scales the loss; elsewhere it would only divide by 1."""
-        if self.scales_gradients:
-            self._accelerator.backward(loss)
-        else:
-            loss.backward()
+        """Not accelerate's, which divides by the gradient accumulation that `accelerate config` may ask for."""
+        with self._together():
+            (self._accelerator.scaler.scale(loss) if self.scales_gradients else loss).backward()
 
     def clip(self, optimizer: Optimizer, parameters: Iterable[Parameter], most: float | None) -> float:
         """Total L2 norm of the gradients, before they are scaled down to `most` (null: they are left as they are).
@@ -118,7 +125,8 @@ class Dist:
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the processes, on each of them; the same shape."""
-        return values if self.world == 1 else self._accelerator.reduce(values, "sum")
+        with self._together():
+            return values if self.world == 1 else self._accelerator.reduce(values, "sum")
 
     def sum_each(self, values: dict[str, float]) -> dict[str, float]:
         """Sums over the processes by name; all processes must have the same names."""
@@ -129,22 +137,57 @@ class Dist:
 
     def share(self, value: T) -> T:
         """The first process's `value`, on each of them. Any picklable object."""
-        return value if self.world == 1 else broadcast_object_list([value])[0]
+        with self._together():
+            return value if self.world == 1 else broadcast_object_list([value])[0]
 
-    def wait(self) -> None:
-        """Until every process is here."""
-        self._accelerator.wait_for_everyone()
+    def gather(self, value: T) -> list[T]:
+        """Every process's `value` in the order of ranks, on each of them. Any picklable object."""
+        with self._together():
+            return [value] if self.world == 1 else gather_object([value])
+
+    def on_main(self, do: Callable[[], T]) -> T:
+        """What `do` returns on the first process, on each of them; a UserError that it raises there is raised by each."""
+        if self.world == 1:
+            return do()
+        value, error = None, None
+        if self.is_main:
+            try:
+                value = do()
+            except UserError as raised:
+                error = raised
+                error.by_all = True
+        value, error = self.share((value, error))
+        if error is not None:
+            raise error
+        return value
+
+    def each(self, do: Callable[[], T]) -> T:
+        """What `do` returns here; a UserError that it raises on some processes is raised by all: the first one's."""
+        value, error = None, None
+        try:
+            value = do()
+        except UserError as raised:
+            error = raised
+        met = [other for other in self.gather(error) if other is not None]
+        if met:
+            met[0].by_all = True
+            raise met[0]
+        return value
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Around what all processes do at once: one that has ended is no fault of this one. Raises Lost."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.world > 1 and (isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)):
+                raise Lost from error
+            raise
 
     def close(self) -> None:
         """Leave the process group; another Dist, of another precision, may then be made in this process."""
         self._accelerator.end_training()
         AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def check_precision(precision: Precision) -> None:
-    """Raises ConfigError for fp16 without a GPU: accelerate would compute in fp32 without a word."""
-    if precision is Precision.fp16 and not torch.accelerator.is_available():
-        raise ConfigError("precision", "fp16 needs a GPU and there is none", "use bf16 or fp32")
 
 
 def make_dist(precision: Precision, processes: int = 1) -> Dist:
@@ -153,8 +196,11 @@ def make_dist(precision: Precision, processes: int = 1) -> Dist:
     Raises ConfigError for fp16 without a GPU, Failure when not `processes` of them are there."""
     # Without a word for the CPU, accelerate joins no process group there: every process would believe it is alone.
     check_precision(precision)
-    on_cpu = not torch.accelerator.is_available()
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no" if precision is Precision.fp32 else precision.value)
+    accelerator = Accelerator(
+        cpu=not torch.accelerator.is_available(),
+        mixed_precision="no" if precision is Precision.fp32 else precision.value,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
+    )
     dist = Dist(accelerator)
     if dist.world != processes:
         dist.close()

@@ -13,7 +13,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from flowrun.config import ConfigError
 from flowrun.stop import Signals
 
 POLL_S = 0.05
-GRACE_S = 15.0  # how long the other ranks may go on after one has failed; a rank that waits for it would wait for ever
+GRACE_S = 30.0  # how long the other ranks may go on after one has failed; a rank that waits for it would wait for ever
+ASK_S = 2.0  # after so much of that time they are asked to stop: one that is not waiting then saves what it has
 STOPPED = 130  # exit code after Ctrl-C or SIGTERM
+OWN = {"own": True}  # `extra` of a log record about what one rank alone has met: shown though it is not the first rank
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,15 @@ class Command:
         return subprocess.Popen(command, env={**os.environ, **self.environment}, start_new_session=True)
 
 
-def run_children(commands: Sequence[Command]) -> tuple[list[int], bool]:
+def run_children(commands: Sequence[Command], failed: list[int] | None = None) -> tuple[list[int], bool]:
     """Run all at once until all have ended: exit codes in order (128 + signal for a killed one), and whether stopped.
 
-    The first signal asks every child once, the second asks once more (a run then ends at once), the third kills."""
+    The first signal asks every child once, the second asks once more (a run then ends at once), the third kills.
+    failed: filled with the places of the children that failed first."""
+    failed = [] if failed is None else failed
     with Signals() as signals:
         children: list[subprocess.Popen[bytes]] = []
-        passed_on, failed_at = 0, None
+        passed_on, asked, failed_at = 0, False, 0.0
         try:
             for command in commands:
                 children.append(command.start())
@@ -53,10 +58,15 @@ def run_children(commands: Sequence[Command]) -> tuple[list[int], bool]:
                 while passed_on < len(signals.came):
                     _signal(children, signals.came[passed_on] if passed_on < 2 else signal.SIGKILL)
                     passed_on += 1
-                if failed_at is None and not signals.came and any(child.poll() for child in children):
+                if not failed:
+                    failed += [place for place, child in enumerate(children) if child.poll() not in (None, 0, STOPPED)]
                     failed_at = time.monotonic()
-                if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
+                since = time.monotonic() - failed_at if failed else 0.0
+                if since > GRACE_S:
                     _signal(children, signal.SIGKILL)
+                elif since > ASK_S and not asked and not signals.came:
+                    asked = True
+                    _signal(children, signal.SIGTERM)
         finally:
             _signal(children, signal.SIGKILL)
     codes = [child.wait() for child in children]
@@ -65,15 +75,26 @@ def run_children(commands: Sequence[Command]) -> tuple[list[int], bool]:
 
 def start_ranks(processes: int, arguments: Sequence[str], run_id: str) -> int:
     """Run `python -m flowrun <arguments>` as `processes` ranks on this machine. Returns the run's exit code."""
-    port = _free_port()
-    commands = [Command(arguments, _rank_environment(rank, processes, port, run_id)) for rank in range(processes)]
-    codes, stopped = run_children(commands)
+    first: list[int] = []
+    with _own_port() as port:
+        commands = [Command(arguments, _rank_environment(rank, processes, port, run_id)) for rank in range(processes)]
+        codes, stopped = run_children(commands, first)
     if stopped:
         return STOPPED if any(codes) else 0
-    failed = [(rank, code) for rank, code in enumerate(codes) if code]
-    if failed and codes[0] == 0:
-        sys.stderr.write(f"flowrun: rank {failed[0][0]} ended with exit code {failed[0][1]}\n")
-    return codes[0] or (failed[0][1] if failed else 0)
+    if not first:
+        return STOPPED if any(codes) else 0  # one that was asked on its own has stopped the others
+    rank, code = first[0], codes[first[0]]
+    if code > 128:
+        sys.stderr.write(f"flowrun: rank {rank} was ended by {signal.Signals(code - 128).name}; the others cannot go on\n")
+        return 1
+    if codes[0] != code:
+        sys.stderr.write(f"flowrun: rank {rank} ended with exit code {code}\n")
+    return code
+
+
+def quiet_torch() -> None:
+    """Before torch is imported: every rank would say that looking for parameters without gradient costs time."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def inside_ranks() -> bool:
@@ -121,10 +142,13 @@ def _rank_environment(rank: int, processes: int, port: int, run_id: str) -> dict
     }  # fmt: skip
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@contextmanager
+def _own_port() -> Iterator[int]:
+    """A port that no other program is given: held here, without listening, while the first rank listens on it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def _start_of(process: int) -> str:

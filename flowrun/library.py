@@ -113,9 +113,9 @@ class Library:
         """What those of the jobs will come to whose kind was done before. rows: how many these are."""
         return self.pace.forecast(map(self.kind, jobs))
 
-    def work(self) -> list[Job]:
-        """What the cache stage has to do."""
-        missing = self.missing()
+    def work(self, missing: set[bytes] | None = None) -> list[Job]:
+        """What the cache stage has to do. missing: keys that the cache lacks; None: as of now."""
+        missing = self.missing() if missing is None else missing
         rows = self.rows.jobs(missing)
         made = {key for job in rows for key in self.rows.keys(job.place).values()}
         return rows + self.prompts.jobs(missing - made)

@@ -12,6 +12,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from flowrun import launch
+
 log = logging.getLogger(__name__)
 
 LINE_EVERY_S = 10.0
@@ -21,15 +23,15 @@ PROCESS = Path("/proc/self/status")  # on Linux
 class Progress:
     """`with Progress("train", total, "step", start) as bar: bar.advance(lambda: "loss 0.1")`.
 
-    On a terminal a tqdm bar with rate and time left; elsewhere, and in the run's log, a line every 10 s and at the end."""
+    On a terminal a tqdm bar with rate and time left, the first process's; elsewhere, and in the run's log, a line every
+    10 s and at the end."""
 
     def __init__(self, what: str, total: int, unit: str, start: int = 0) -> None:
         self.what, self.total, self.done, self.start = what, total, start, start
         self.unit = unit
         self.began = self._said = time.monotonic()
-        self.bar = tqdm(
-            desc=what, total=total, initial=start, unit=unit, disable=not sys.stderr.isatty(), dynamic_ncols=True
-        )
+        hidden = launch.rank() > 0 or not sys.stderr.isatty()
+        self.bar = tqdm(desc=what, total=total, initial=start, unit=unit, disable=hidden, dynamic_ncols=True)
 
     def __enter__(self) -> Progress:
         return self

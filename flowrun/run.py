@@ -17,10 +17,11 @@ from flowrun.cache.key import digest
 from flowrun.compose import compose
 from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
 from flowrun.data import Row, Source
-from flowrun.dist import check_precision
 from flowrun.feed import live_inputs
 from flowrun.graph import Unit, UnitGraph
+from flowrun.graph.graph import same_branch
 from flowrun.library import Library
+from flowrun.machine import check_precision, check_processes
 from flowrun.optim import check_optimizer
 from flowrun.pipelines import Component, Pipeline
 from flowrun.plan import Plan
@@ -117,6 +118,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     run = run if isinstance(run, Run) else compose(run)
     _refuse_accelerators(run)
     check_precision(run.precision)
+    check_processes(run.processes)
     rundir.outputs()
     rundir.named(run)
     task = common("task", Task, run.task)
@@ -126,6 +128,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     fitting = _check_trained(pipeline, trained, task, adapter)
     trackers = tracking.choose(run.tracker)
     parts = _splits(task, pipeline, algorithm, trained)
+    _check_called(pipeline, task, trained, parts[0])
     unread = _check_inputs(pipeline, algorithm, parts[0], source)
     source.read_before_training = run.dry_run or not live_inputs(parts[0], algorithm.reads(pipeline), source) - {"prompt"}
     source, rows = _rows(run, source, parts[0])
@@ -189,6 +192,17 @@ def _check_trained(pipeline: Pipeline, trained: Sequence[str], task: Task, adapt
     components = pipeline.components()
     outlines = {name: _outline(name, components[name]) for name in dict.fromkeys(n.split(".")[0] for n in trained)}
     return adapters.check(outlines, task.trainable_models, adapter, pipeline.lora_targets)
+
+
+def _check_called(pipeline: Pipeline, task: Task, trained: Sequence[str], part: Split) -> None:
+    """What is trained is called on the way to the loss, so that it gets gradients. Raises ConfigError."""
+    called = {pipeline.denoiser, *(model for unit in part.units for model in unit.onload_model_names)}
+    for name in trained:
+        idle = any(name == only or name.startswith(f"{only}.") for only in pipeline.decode_only)
+        if idle or not any(same_branch(name, model) for model in called):
+            key = "task.trainable_models" if name in task.trainable_models else "adapter.lora_base_model"
+            what = f"{name} is called by nothing that the loss needs, so it would get no gradient"
+            raise ConfigError(key, what, f"train what is called: {', '.join(sorted(called))}")
 
 
 def _outline(name: str, component: Component) -> Module:

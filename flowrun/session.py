@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from flowrun import launch, rundir
-from flowrun.config import ConfigError, Run, Stage, Stopped
+from flowrun.config import ConfigError, Lost, Run, Stage, Stopped
 from flowrun.contact import contact_sheet
 from flowrun.dist import Dist, make_dist
 from flowrun.files import write_atomic
@@ -48,7 +48,7 @@ class Session:
     def __enter__(self) -> Session:
         console = Console()
         console.setFormatter(logging.Formatter("%(message)s"))
-        console.addFilter(lambda record: launch.rank() == 0 or record.levelno >= logging.WARNING)
+        console.addFilter(_said_here)
         before = log.level
         log.setLevel(logging.INFO)
         log.addHandler(console)
@@ -57,7 +57,9 @@ class Session:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._dist is not None:
+        # Leaving the others takes their consent; a process that fails alone, or has lost one, just ends.
+        alone = error is not None and (isinstance(error, Lost) or not getattr(error, "by_all", False))
+        if self._dist is not None and (self._dist.world == 1 or not alone):
             self._dist.close()
         self._exit.close()
 
@@ -88,7 +90,8 @@ class Session:
     def _cache(self, assembly: Assembly) -> None:
         from flowrun.stages.cache import fill
 
-        work = assembly.library.work()
+        # One list for all processes: another run may be filling the same cache.
+        work = assembly.library.work(self.dist.on_main(assembly.library.missing))
         if self.run.stage is None and not work:
             return  # nothing to do for this command: the plan has said so
         with self._open(Stage.cache, None, assembly) as folder:
@@ -98,8 +101,9 @@ class Session:
         from flowrun.stages.build import build_training
 
         if assembly.library is not None:
-            assembly.library.require(self._command(Stage.cache))
-        resume_from = self.dist.share(self._resumed(assembly) if self.dist.is_main else None)
+            self.dist.on_main(lambda: assembly.library.require(self._command(Stage.cache)))
+            assembly.library.store.refresh()
+        resume_from = self.dist.on_main(lambda: self._resumed(assembly))
         with self._open(Stage.train, resume_from, assembly) as folder:
             path = self.dist.share(folder.path if folder else None)
             self._finish(folder, build_training(assembly, self.dist, path, resume_from).run())
@@ -116,16 +120,23 @@ class Session:
     @contextmanager
     def _open(self, stage: Stage, resume_from: Path | None, assembly: Assembly) -> Any:
         """The stage's directory on the first process, None on the others; what goes wrong inside is logged there."""
+        opened: list[RunDir] = []
+
+        def make() -> Path:
+            opened.append(rundir.open_run(self.run, stage.value, resume_from, assembly.data_stamp))
+            return opened[0].path
+
+        path = self.dist.on_main(make)
         if not self.dist.is_main:
-            yield None
+            with _logged(path / "flowrun.log"):
+                yield None
             return
-        folder = rundir.open_run(self.run, stage.value, resume_from, assembly.data_stamp)
+        folder, began = opened[0], time.monotonic()
         folder.save_text("plan.txt", f"{assembly.plan}\n")
         if stage is assembly.stages[0] and not folder.resumed:
             _save_sheet(assembly, folder.path / "data.png")
         if assembly.source.skipped:
             folder.save_text("skipped.csv", _table(("row", "reason"), assembly.source.skipped))
-        began = time.monotonic()
         try:
             with _logged(folder.path / "flowrun.log"):
                 log.info("%s in %s", "going on" if folder.resumed else stage.value, folder.path)
@@ -175,16 +186,27 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return text.getvalue()
 
 
+def _said_here(record: logging.LogRecord) -> bool:
+    """All processes of a run log alike: the first one's records count, and those of what another met alone."""
+    return launch.rank() == 0 or getattr(record, "own", False)
+
+
 @contextmanager
 def _logged(path: Path) -> Any:
-    """Everything that is logged also goes to the file, with times; so does the traceback of what ends the block."""
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    """Everything that is logged also goes to the file, with times; so does the traceback of what ends the block.
+
+    The first process's; of the others what they met alone."""
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    where = f"rank {launch.rank()} " if launch.rank() else ""
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {where}%(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(_said_here)
     log.addHandler(handler)
     try:
         yield
-    except BaseException:
-        handler.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, "the run ended here", (), sys.exc_info()))
+    except BaseException as error:
+        last = log.makeRecord(log.name, logging.ERROR, __file__, 0, "the run ended here", (), sys.exc_info())
+        last.own = not getattr(error, "by_all", False)
+        handler.handle(last)
         raise
     finally:
         log.removeHandler(handler)

@@ -42,11 +42,18 @@ class Stop(Signals):
     def asked(self) -> bool:
         return bool(self.came)
 
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        super().__exit__(kind, error, trace)
+        # A launcher sends SIGTERM to the ranks that are left when one has ended: this one is ending already, and the first
+        # has results to write. Ctrl-C still ends it at once.
+        if error is not None and self._before and "WORLD_SIZE" in os.environ:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.came:
             raise KeyboardInterrupt
         super()._handle(number, frame)
-        log.warning("%s: finishing this step and saving; once more ends at once", signal.Signals(number).name)
+        log.info("%s: finishing this step and saving; once more ends at once", signal.Signals(number).name)
 
 
 def how_to_go_on() -> str:

@@ -59,3 +59,23 @@ def test_processes_share_a_step_without_overlap() -> None:
     pair = Batches([(32, 32)] * 12, 2, accumulate=1, repeat=1, seed=0, world=2)
     for step in range(6):
         assert alone.window(step) == pair.window(step, 0) + pair.window(step, 1)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (1, 3)])
+def test_another_number_of_processes_goes_on_without_a_row_left_out_or_doubled(before: int, after: int) -> None:
+    """3 epochs of 7 batches, 3 steps of which are done before the change."""
+    first, second = (Batches([(32, 32)] * 13, 2, accumulate=1, repeat=1, seed=0, world=w) for w in (before, after))
+    end = 3 * first.per_epoch
+    second.go_on(3, first.place(3), first.per_epoch)
+    done = [batch for step in range(3) for rank in range(before) for batch in first.window(step, rank, end)]
+    rest = [batch for step in range(3, second.steps(3)) for rank in range(after) for batch in second.window(step, rank, end)]
+    assert Counter(visit for batch in [*done, *rest] for visit in batch) == dict.fromkeys(
+        (Visit(row, epoch) for row in range(13) for epoch in range(3)), 1
+    )
+    assert second.epoch_of(second.steps(3)) == pytest.approx(3, abs=after / 7)
+
+
+def test_batches_of_another_size_go_on_at_the_same_share_of_the_epoch() -> None:
+    batches = Batches([(32, 32)] * 40, 4, accumulate=1, repeat=1, seed=0)  # 10 an epoch
+    batches.go_on(30, place=30, per_epoch=20)
+    assert batches.epoch_of(30) == 1.5 and batches.steps(2) == 35

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from flowrun.config import ConfigError, Failure, Precision
+from flowrun.config import ConfigError, DataError, Failure, Lost, Precision, Stopped
 from flowrun.dist import make_dist
+from flowrun.machine import check_precision, check_processes
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,6 +70,64 @@ def test_half_precision_without_a_gpu_is_refused_with_what_to_use():
     with pytest.raises(ConfigError, match=r"^precision: fp16 needs a GPU and there is none; use bf16 or fp32$"):
         make_dist(Precision.fp16)
     make_dist(Precision.fp32).close()
+
+
+def test_bf16_on_a_device_that_lacks_it_is_refused_with_what_to_use(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    with pytest.raises(ConfigError, match=r"^precision: this device does not compute in bf16; use fp16 or fp32$"):
+        check_precision(Precision.bf16)
+    check_precision(Precision.fp32)
+
+
+@pytest.mark.parametrize(
+    ("processes", "environment", "message"),
+    [
+        (4, {}, "processes: is 4 and this machine has 2 devices for them; use one for each device"),
+        (8, {"LOCAL_WORLD_SIZE": "4"}, "processes: is 4 and this machine has 2 devices"),
+        (2, {"ACCELERATE_USE_FSDP": "true"}, "accelerate launch: its configuration asks for FSDP"),
+        (2, {"ACCELERATE_USE_DEEPSPEED": "true"}, "accelerate launch: its configuration asks for DeepSpeed"),
+    ],
+)
+def test_what_the_machine_or_the_launcher_cannot_give_is_refused(monkeypatch, processes, environment, message):
+    monkeypatch.delenv("ACCELERATE_USE_CPU")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    for fits, where in ((2, {}), (8, {"LOCAL_WORLD_SIZE": "2"}), (1, {})):
+        with monkeypatch.context() as patch:
+            for name, value in where.items():
+                patch.setenv(name, value)
+            check_processes(fits)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        check_processes(processes)
+
+
+def test_any_number_of_processes_may_share_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    check_processes(8)  # ACCELERATE_USE_CPU is set
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("a.b", "is 1", "give 2"), DataError(["a", "b"], "c"), Failure("x", "y"), Stopped("z"), Lost()]
+)
+def test_errors_travel_between_processes(error):
+    other = pickle.loads(pickle.dumps(error))
+    assert type(other) is type(error) and str(other) == str(error) and vars(other) == vars(error)
+    assert (other.by_all, other.exit_code) == (error.by_all, error.exit_code)
+
+
+def test_backward_is_not_divided_by_the_launchers_gradient_accumulation(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    made = make_dist(Precision.fp32)
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=8.0)):
+        made._accelerator.scaler, model = scaler, net()
+        made.backward(model(torch.ones(1, 3)).sum())
+        made.clip(torch.optim.SGD(model.parameters(), lr=1.0), model.parameters(), None)
+        assert model.weight.grad[0].tolist() == [1.0, 1.0, 1.0]
+    made.close()
 
 
 def test_missing_processes_are_noticed():
@@ -134,11 +194,23 @@ def rank():
     right.weight.grad = torch.full((1, 3), dist.rank + 1.0)
     dist.average([left.weight, right.weight, nowhere.weight])
     seen["averages"] = [left.weight.grad[0, 0].item(), right.weight.grad[0, 0].item(), nowhere.weight.grad]
+    seen["gathered"] = dist.gather([dist.rank])
+    seen["shared"] = dist.share(dist.rank + 5)
+    seen["on_main"] = dist.on_main(lambda: dist.rank + 7)
+    seen["each"] = dist.each(lambda: dist.rank)
+    for name, do in (("refused", lambda: dist.on_main(refuse)), ("one", lambda: dist.each(refuse if dist.rank else list))):
+        try:
+            do()
+        except ConfigError as error:
+            seen[name] = str(error)
     seen["any"] = [dist.any(dist.rank == 1), dist.any(False)]
     seen["sum"] = float(dist.sum(torch.tensor(dist.rank + 1.0)))
-    dist.wait()
     dist.close()
     Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(seen))
+
+
+def refuse():
+    raise ConfigError("key", "is wrong", "make it right")
 
 
 class Two(nn.Module):
@@ -174,6 +246,12 @@ def test_two_processes_average_gradients_agree_on_stopping_and_wrap_only_what_is
             "unwrapped": True,
             "any": [True, False],
             "sum": 3.0,
+            "gathered": [[0], [1]],
+            "shared": 5,
+            "on_main": 7,
+            "each": r,
+            "refused": "key: is wrong; make it right",
+            "one": "key: is wrong; make it right",
             "gradient0": [r + 1.0] * 3,
             "gradient1": [3.0] * 3,
             "averages": [1.5, 1.5, None],

@@ -16,6 +16,7 @@ from pathlib import Path
 from flowrun.cache.layout import SHARD_NAME
 from flowrun.disk import saving
 from flowrun.files import write_atomic
+from flowrun.launch import OWN
 
 FAULT_NAME = re.compile(SHARD_NAME.pattern + r"(\.\d+)?\.json")
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Quarantine:
         name = fault.shard if fault.value is None else f"{fault.shard}.{fault.value}"
         with saving(self.folder, "what was found damaged"):
             write_atomic(self.folder / f"{name}.json", json.dumps(asdict(fault)).encode())
-        log.warning("cache: %s; it is set aside and counts as missing", fault)
+        log.warning("cache: %s; it is set aside and counts as missing", fault, extra=OWN)
 
     def __iter__(self) -> Iterator[tuple[Path, Fault]]:
         for path in sorted(self.folder.glob("*.json")):

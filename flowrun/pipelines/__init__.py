@@ -40,6 +40,7 @@ class Pipeline(ABC):
     target: ClassVar[str]  # name of the clean latents
     denoiser: ClassVar[str] = "transformer"  # the component that `velocity` calls
     decoders: ClassVar[tuple[str, ...]] = ()  # components that `decode` calls
+    decode_only: ClassVar[tuple[str, ...]] = ()  # parts of them that nothing else calls, so that no gradient comes there
     lora_targets: ClassVar[Mapping[str, tuple[str, ...]]]  # component -> module names that `adapter.targets=auto` means
 
     def __init__(self, config: Any, seed: int) -> None:

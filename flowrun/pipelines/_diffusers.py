@@ -50,6 +50,7 @@ class DiffusersPipeline(Pipeline):
     conditions = ("prompt_embeds", "pooled_prompt_embeds")
     target = "target_latents"
     decoders = ("vae",)
+    decode_only = ("vae.decoder", "vae.post_quant_conv")
 
     blocks: ClassVar[str]  # diffusers' class of the family's modular blocks, all workflows
     workflow: ClassVar[str] = "text2image"

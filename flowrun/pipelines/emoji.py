@@ -22,6 +22,7 @@ from flowrun.config import ConfigError
 from flowrun.flow.path import wide
 from flowrun.flow.schedule import sigmas
 from flowrun.graph import Unit
+from flowrun.launch import OWN
 from flowrun.pipelines import Component, Pipeline
 from flowrun.pipelines import _minilm as minilm
 from flowrun.pipelines._network import Network, configuration, find_weights
@@ -197,7 +198,7 @@ class EmojiPipeline(Pipeline):
         length = self.config.text_tokens
         if len(hidden) > length:
             log.warning("%r has %d tokens: the transformer attends to the first %d (model.text_tokens), the rest only "
-                        "counts in the pooled embedding", prompt, len(hidden), length)  # fmt: skip
+                        "counts in the pooled embedding", prompt, len(hidden), length, extra=OWN)  # fmt: skip
         cut = hidden[:length]
         return {
             "prompt_embeds": pad(cut, (0, 0, 0, length - len(cut))),  # [L, 384]

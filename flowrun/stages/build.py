@@ -67,13 +67,17 @@ def build_training(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
 
 def _load(assembly: Assembly, dist: Dist) -> None:
     pipeline = assembly.pipeline
-    pipeline.load(assembly.train_models, dist.device, assembly.dtype)
-    adapters.attach(
-        pipeline.models, assembly.task.trainable_models, assembly.adapter, pipeline.lora_targets, assembly.run.seed
-    )
-    if assembly.run.train.gradient_checkpointing:
-        for name in {name.split(".")[0] for name in assembly.trained}:
-            _checkpoint_gradients(name, pipeline.models[name])
+
+    def load() -> None:
+        pipeline.load(assembly.train_models, dist.device, assembly.dtype)
+        adapters.attach(
+            pipeline.models, assembly.task.trainable_models, assembly.adapter, pipeline.lora_targets, assembly.run.seed
+        )
+        if assembly.run.train.gradient_checkpointing:
+            for name in {name.split(".")[0] for name in assembly.trained}:
+                _checkpoint_gradients(name, pipeline.models[name])
+
+    dist.each(load)
     # Units call an encoder once per row, so its gradients are averaged by hand: see Trainer.
     pipeline.models[pipeline.denoiser] = dist.prepare(pipeline.models[pipeline.denoiser])
 
@@ -91,13 +95,13 @@ def _checkpoint_gradients(name: str, model: Any) -> None:
 
 def _resume(trainer: Trainer, checkpoints: Checkpoints) -> int:
     """Updates already done."""
-    checkpoint = checkpoints.newest()
-    if checkpoint is None:
+    step = trainer.dist.on_main(checkpoints.newest_step)
+    if step is None:
         log.info("no complete checkpoint in %s: starting at step 0", checkpoints.directory)
         return 0
-    trainer.load(checkpoint)
-    log.info("going on after step %d of %d", checkpoint.step, trainer.steps)
-    return checkpoint.step
+    trainer.load(checkpoints.load(step))
+    log.info("going on after step %d of %d", step, trainer.steps)
+    return step
 
 
 def _tracked(assembly: Assembly, folder: Path, start: int) -> Tracked:

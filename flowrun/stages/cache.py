@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,10 +40,11 @@ SPARE = 1.1  # of the bytes forecast, for headers and what else writes to the di
 
 
 def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
-    """Do this process's share of `jobs`. Returns the figures for result.json.
+    """Do this process's share of `jobs`. Returns the figures of all of them for result.json.
 
     Raises Stopped when asked to, Failure when the disk is too small or a value is not finite, DataError naming all rows
-    that could not be read; what was made before is stored in every case."""
+    that could not be read; what was made before is stored in every case. What one process alone cannot go on from is
+    raised there, and Lost by the others."""
     library, run, own, began = assembly.library, assembly.run, jobs[dist.rank :: dist.world], time.monotonic()
     models = {
         model.partition(".")[0]
@@ -51,48 +53,57 @@ def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
         for model in job.shelf.split.units[i].onload_model_names
     }
     missing = library.missing()
-    check_room(library.root, int(library.forecast(jobs).bytes * SPARE), "what the cache lacks")
-    assembly.pipeline.load(sorted(models), dist.device, assembly.dtype)
-    with (
-        library.store.writer(run.cache.flush_mb, run.cache.flush_s) as writer,
-        Stop() as stop,
-        Progress("cache", len(own), "row") as bar,
-    ):
-        filler = _Filler(assembly, missing, writer)
-        for group in _groups(own, run.cache.batch):
-            filler.make(group)
-            bar.advance(lambda: f"{filler.bytes / 1e6:.1f} MB", len(group))
-            if bar.done - len(group) < FORECAST_AFTER <= bar.done:
-                _forecast(library, filler.bytes, bar.done, len(own), time.monotonic() - bar.began)
-            if stop.asked:
-                break
-    if dist.is_main:
-        library.pace.save(filler.done)
-    if stop.asked:
-        raise Stopped(
-            f"stopped after {bar.done} of {len(own)} rows, which are stored; {how_to_go_on()}"
-        )
-    dist.wait()
-    if dist.is_main:
-        library.store.refresh()
-        library.store.merge()
-        library.save_manifest({row: "; ".join(faults) for row, faults in filler.faults.items()})
-    if filler.faults:
+
+    def load() -> None:
+        check_room(library.root, int(library.forecast(jobs).bytes * SPARE), "what the cache lacks")
+        assembly.pipeline.load(sorted(models), dist.device, assembly.dtype)
+
+    dist.each(load)
+    with Stop() as stop:
+        with (
+            library.store.writer(run.cache.flush_mb, run.cache.flush_s) as writer,
+            Progress("cache", len(own), "row") as bar,
+        ):
+            filler = _Filler(assembly, missing, writer)
+            for group in _groups(own, run.cache.batch):
+                filler.make(group)
+                bar.advance(lambda: f"{filler.bytes / 1e6:.1f} MB", len(group))
+                if bar.done - len(group) < FORECAST_AFTER <= bar.done:
+                    _forecast(library, filler.bytes, bar.done, len(own), time.monotonic() - bar.began, dist.world)
+                if stop.asked:
+                    break
+        parts = dist.gather(_Part(bar.done, filler.bytes, filler.faults, stop.asked))
+    dist.on_main(lambda: library.pace.save(filler.done))
+    rows, size = sum(part.rows for part in parts), sum(part.bytes for part in parts)
+    if any(part.stopped for part in parts):
+        raise Stopped(f"stopped after {rows} of {len(jobs)} rows, which are stored; {how_to_go_on()}")
+    faults = {row: told for part in parts for row, told in part.faults.items()}
+    dist.on_main(lambda: _close(library, faults))
+    seconds = time.monotonic() - began
+    log.info("cache: %d rows, %.1f MB, %.1f rows/s, in %s", rows, size / 1e6, rows / seconds, library.root)
+    return {"stage": "cache", "rows": rows, "bytes": size, "seconds": seconds, "rows_per_s": rows / seconds}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one process did. faults: row id -> what is wrong with it."""
+
+    rows: int
+    bytes: int
+    faults: dict[str, list[str]]
+    stopped: bool
+
+
+def _close(library: Library, faults: Mapping[str, Sequence[str]]) -> None:
+    """Write down what is there now. Raises DataError naming the rows that could not be read."""
+    library.store.refresh()
+    library.store.merge()
+    library.save_manifest({row: "; ".join(told) for row, told in faults.items()})
+    if faults:
         raise DataError(
-            sorted({fault for faults in filler.faults.values() for fault in faults}),
+            sorted({fault for told in faults.values() for fault in told}),
             "repair these rows and run the same command again: the others are stored",
         )
-    seconds = time.monotonic() - began
-    log.info(
-        "cache: %d rows, %.1f MB, %.1f rows/s, in %s", len(own), filler.bytes / 1e6, len(own) / seconds, library.root
-    )
-    return {
-        "stage": "cache",
-        "rows": len(own),
-        "bytes": filler.bytes,
-        "seconds": seconds,
-        "rows_per_s": len(own) / seconds,
-    }
 
 
 def _groups(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:
@@ -192,8 +203,9 @@ def _compare(alone: Mapping[int, Record], together: Mapping[int, Record], rows: 
     log.info("cache: encoding %d rows at once changes a row's values by at most: %s", rows, said)
 
 
-def _forecast(library: Library, made: int, done: int, total: int, seconds: float) -> None:
-    """How much is still to come, from the real sizes so far. Raises Failure when the disk cannot hold it."""
-    left = made / done * (total - done)
+def _forecast(library: Library, made: int, done: int, total: int, seconds: float, world: int) -> None:
+    """How much is still to come from `world` processes like this one, by the real sizes so far. Raises Failure when the
+    disk cannot hold it."""
+    left = made / done * (total - done) * world
     log.info("cache: about %.1f MB and %.0f s to come", left / 1e6, seconds / done * (total - done))
     check_room(library.root, int(left * SPARE), "the rest of the cache")

@@ -97,10 +97,8 @@ class Training:
             self.trackers.pictures(step, self.preview.save(self.trainer, step))
 
     def _checkpoint(self, step: int) -> None:
-        if self.trackers:
-            self.checkpoints.save(step, *self.trainer.state())
-            self.trainer.saved = step
-        self.trainer.dist.wait()
+        self.trainer.dist.on_main(lambda: self.checkpoints.save(step, *self.trainer.state(step)))
+        self.trainer.saved = step
 
     def _save(self) -> list[str]:
         """The result, averaged weights if there are any, as plain diffusers reads it."""

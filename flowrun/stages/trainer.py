@@ -1,6 +1,7 @@
 """One optimiser update, and everything that an update changes.
 
-Every random number is a function of (seed, rank, step, micro-batch): nothing but the step is needed to go on after a stop.
+Every random number is a function of (seed, step, the micro-batch's place among those of all processes): nothing but the
+step is needed to go on after a stop, and one process with twice the accumulation computes what two do.
 """
 
 from __future__ import annotations
@@ -60,14 +61,18 @@ class Trainer:
     def step(self, step: int) -> dict[str, float]:
         """Update number `step` (from 0). Returns the row-weighted means of loss and metrics, gradient norm and rate.
 
-        Raises Failure when loss or gradient is not finite; the weights are then as before the step."""
-        rate, window, means = self.schedule.get_last_lr()[0], self._window(step), {}
+        Raises Failure when loss or gradient is not finite, by all processes; the weights are then as before the step."""
+        rate, window, means, bad = self.schedule.get_last_lr()[0], self._window(step), {}, []
         for micro, (visits, share) in enumerate(window):
             with self.dist.syncing(self.pipeline.models[self.pipeline.denoiser], micro == len(window) - 1):
-                for name, value in self._micro(step, micro, visits, share).items():
+                for name, value in self._micro(step, micro, visits, share, bad).items():
                     means[name] = means.get(name, 0.0) + value * share
+        means = self.dist.sum_each(means)
+        if not math.isfinite(means["loss"]):
+            rows = ", ".join(dict.fromkeys(row for part in self.dist.gather(bad) for row in part))
+            raise Failure(f"step {step + 1}: the loss is {means['loss']} for {rows}", self._remedy(), by_all=True)
         norm = self._update(step)
-        return {**self.dist.sum_each(means), "grad_norm": norm, "lr": rate}
+        return {**means, "grad_norm": norm, "lr": rate}
 
     def _window(self, step: int) -> list[tuple[list[Visit], float]]:
         """This process's micro-batches, each with its share of the rows of the whole step.
@@ -84,16 +89,19 @@ class Trainer:
         """Context: the averaged weights stand in the model if there are any."""
         return self.ema.applied() if self.ema is not None else nullcontext()
 
-    def _micro(self, step: int, micro: int, visits: list[Visit], share: float) -> dict[str, float]:
-        """Forward and backward of one micro-batch; its gradients count by its share of the step's rows."""
-        key = seed_of(self.run.seed, "step", self.dist.rank, step, micro)
+    def _micro(self, step: int, micro: int, visits: list[Visit], share: float, bad: list[str]) -> dict[str, float]:
+        """Forward and backward of one micro-batch; its gradients count by its share of the step's rows. bad: gets the
+        rows whose loss is not finite."""
+        place = micro * self.dist.world + self.dist.rank  # as `Batches.window` deals them out
+        key = seed_of(self.run.seed, "step", 0, step, place)
         seed_networks(key)  # dropout inside networks draws from there
         batch = self.feed.batch(visits)
         with self.dist.autocast():
             out = self.algorithm.loss(self.pipeline, batch, torch.Generator().manual_seed(key))
         loss = float(out.loss.detach())
         if not math.isfinite(loss):
-            self._refuse_loss(step, loss, out.per_row, visits)
+            per_row = zip(visits, out.per_row.tolist(), strict=True)
+            bad += [self.feed.rows[visit.row].id for visit, value in per_row if not math.isfinite(value)]
         weight = share * self.dist.world
         self.dist.backward(out.loss if weight == 1 else out.loss * weight)
         return {"loss": loss, **{name: float(value) for name, value in out.metrics.items()}}
@@ -102,7 +110,7 @@ class Trainer:
         self.dist.average(self._outside)
         norm = self.dist.clip(self.optimizer, self.parameters.values(), self.run.optimizer.clip)
         if not math.isfinite(norm) and not self.dist.scales_gradients:
-            raise Failure(f"step {step + 1}: the gradient norm is {norm} although the loss is finite", self._remedy())
+            raise Failure(f"step {step + 1}: the gradient norm is {norm} although the loss is finite", self._remedy(), by_all=True)
         if not self._looked:
             self._looked = True
             self._tell_idle()
@@ -122,14 +130,6 @@ class Trainer:
             log.warning("%d of %d trained parameters got no gradient in the first update, which left them as they are: %s%s",
                         len(idle), len(self.parameters), ", ".join(idle[:SHOWN]), more)  # fmt: skip
 
-    def _refuse_loss(self, step: int, loss: float, per_row: Tensor, visits: list[Visit]) -> None:
-        bad = [
-            self.feed.rows[v.row].id
-            for v, value in zip(visits, per_row.tolist(), strict=True)
-            if not math.isfinite(value)
-        ]
-        raise Failure(f"step {step + 1}: the loss is {loss} for {', '.join(bad)}", self._remedy())
-
     def _remedy(self) -> str:
         advice = (
             "use precision=bf16 or fp32"
@@ -139,17 +139,19 @@ class Trainer:
         kept = f"the checkpoint of step {self.saved} is kept" if self.saved else "there is no checkpoint yet"
         return f"{advice}; {kept}"
 
-    def state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-        """(tensors by group, plain data) of everything that an update changes."""
+    def state(self, step: int) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """(tensors by group, plain data) of everything that an update changes, after `step` of them."""
         optimizer, optimizer_plan = pack(self.optimizer.state_dict())
         schedule, schedule_plan = pack(self.schedule.state_dict())
         averages, updates = self.ema.state() if self.ema is not None else ({}, 0)
         tensors = {TRAINED: dict(self.parameters), AVERAGE: averages, OPTIMIZER: optimizer, SCHEDULE: schedule}
         plain = {OPTIMIZER: optimizer_plan, SCHEDULE: schedule_plan, AVERAGE: updates, "scaler": self.dist.state()}
+        plain["batches"] = {"place": self.batches.place(step, self.end), "per_epoch": self.batches.per_epoch}
         return {name: group for name, group in tensors.items() if group}, plain
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Go on from `state()`. Raises ConfigError in one line when it is of other parameters."""
+        """Go on from `state()`, maybe with another number of processes: rows go on where they were, and where epochs are
+        asked for, `steps` become those that are left. Raises ConfigError in one line when it is of other parameters."""
         saved = checkpoint.tensors[TRAINED]
         self._check_same(saved)
         with torch.no_grad():
@@ -159,6 +161,7 @@ class Trainer:
         try:
             if (self.ema is None) == (AVERAGE in tensors):
                 raise ValueError(f"optimizer.ema is {self.run.optimizer.ema:g}")
+            self._take_up(checkpoint)
             _load_optimizer(self.optimizer, unpack(tensors.get(OPTIMIZER, {}), plain[OPTIMIZER]))
             self.schedule.load_state_dict(unpack(tensors.get(SCHEDULE, {}), plain[SCHEDULE]))
             self.dist.load_state(plain["scaler"])
@@ -168,6 +171,13 @@ class Trainer:
             what = f"the checkpoint is of another optimizer, schedule or average of weights ({error})"
             raise ConfigError("resume", what, "use the settings it was made with, or start anew with resume=none") from error
         self.saved = checkpoint.step
+
+    def _take_up(self, checkpoint: Checkpoint) -> None:
+        if "batches" not in checkpoint.plain:  # of a version before this one
+            return
+        self.batches.go_on(checkpoint.step, **checkpoint.plain["batches"])
+        if self.end is not None and self.steps != (steps := self.batches.steps(self.run.train.epochs)):
+            self.steps, self.schedule = steps, make_schedule(self.run.optimizer, self.optimizer, steps)
 
     def _check_same(self, saved: dict[str, Tensor]) -> None:
         own = self.parameters

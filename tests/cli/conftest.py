@@ -30,6 +30,16 @@ def execute(run):
         raise ConfigError("data.path", "is wrong", "make it right")
     if run.seed == 3 and seen["RANK"] == "1":
         raise Failure("rank 1 broke")
+    if run.seed == 4:
+        note = pathlib.Path(os.environ["STAND_IN_LOG"] + f".asked{seen['RANK']}")
+        signal.signal(signal.SIGTERM, lambda number, frame: note.write_text(str(number)))
+        if seen["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            time.sleep(0.02)
+    if run.seed == 6:
+        raise KeyboardInterrupt
     if run.seed == 9:
         asked = []
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from flowrun import cli, launch
 
@@ -40,6 +42,29 @@ def test_a_failing_rank_fails_the_run(children, capfd):
         "flowrun: rank 1 broke",
         "flowrun: rank 1 ended with exit code 1",
     }
+
+
+def test_a_killed_rank_is_named_and_the_others_are_asked_to_stop_then_ended(children, capfd, monkeypatch):
+    """The first rank waits for the killed one, as in a reduction on GPUs, and looks at no signal."""
+    monkeypatch.setattr(launch, "ASK_S", 0.3)
+    monkeypatch.setattr(launch, "GRACE_S", 0.8)
+    assert cli.main(["processes=2", "seed=4"]) == 1
+    assert capfd.readouterr().err == "flowrun: rank 1 was ended by SIGKILL; the others cannot go on\n"
+    assert Path(f"{children}.asked0").read_text() == "15"
+
+
+def test_an_interruption_before_the_work_is_said_once(children, capfd):
+    assert cli.main(["processes=2", "seed=6"]) == 130
+    assert capfd.readouterr().err == "flowrun: stopped\n"
+
+
+def test_no_other_program_is_given_the_ranks_port():
+    """Two launches at once: the port stays taken from before the ranks start until they have ended."""
+    with launch._own_port() as port, launch._own_port() as other:
+        assert port != other
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("127.0.0.1", port))
+        TCPStore("127.0.0.1", port, 1, is_master=True, wait_for_workers=False).set("key", "value")
 
 
 def test_a_stop_reaches_each_rank_once(children):
@@ -131,7 +156,7 @@ def test_ranks_of_another_launcher_start_no_more(runs, monkeypatch, capfd):
     )
 
 
-def test_ranks_of_another_launcher_agree_on_the_run_id(monkeypatch):
+def test_ranks_of_another_launcher_agree_on_the_run_id(runs, monkeypatch):
     """Two children of one process get the same id, children of another process a different one."""
     program = "from flowrun.launch import new_run_id; print(new_run_id())"
     path = str(Path(launch.__file__).parents[1])
@@ -151,7 +176,8 @@ def test_ranks_of_another_launcher_agree_on_the_run_id(monkeypatch):
     assert first == second
     assert first != other
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert launch.new_run_id() == launch.new_run_id()
+    assert cli.main([]) == cli.main([]) == 0
+    assert [run.run_id for run in runs] == [launch.new_run_id()] * 2
 
 
 def test_ranks_on_several_hosts_need_a_run_id(runs, monkeypatch, capfd):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,11 @@ import flowrun.library
 from flowrun import adapters, cli
 from flowrun.adapters.config import Variant
 from flowrun.checkpoint import Checkpoints
+from flowrun.config import ConfigError
 from flowrun.pipelines._random import RandomWeights
+from flowrun.run import _check_called, assemble
 from flowrun.sampling import denoise
+from flowrun.splitters import split
 from tests.conftest import Runs, losses
 from tests.pipelines.families import CPU, SIZE, THEIRS, as_diffusers, encoded, make, normal, theirs
 from tests.stages.test_split_equals_whole import NoStore
@@ -210,6 +216,58 @@ def test_a_folder_without_weights_ends_the_command_with_one_line(
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("flowrun: ")]
     assert len(lines) == 1 and lines[0].startswith("flowrun: model.weights: ") and "vae holds no weights" in lines[0]
     assert runs.newest("cache") is None and runs.newest("train") is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["task.trainable_models=[vae.decoder]"], "task.trainable_models: vae.decoder is called by nothing that the loss needs"),
+        (["task.trainable_models=[transformer,vae.decoder.mid_block]"], "task.trainable_models: vae.decoder.mid_block is called by"),
+        (["task.trainable_models=[tokenizer]"], "task.trainable_models: tokenizer is no component of the pipeline; known: text_enc"),
+        (["task.trainable_models=[vae.encodr]"], "task.trainable_models: there is no vae.encodr; did you mean vae.encoder"),
+        (["adapter=lora", "adapter.lora_base_model=[vae]"], "adapter.targets: auto: the pipeline lists no layers for vae"),
+        (["precision=fp16"], "precision: fp16 needs a GPU and there is none; use bf16 or fp32"),
+        (["model.dtype=fp8"], "model.dtype: there is no 'fp8'; known: bf16, fp16, fp32"),
+    ],
+)
+def test_what_cannot_be_trained_so_is_told_before_weights_are_loaded(
+    runs: Runs, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, settings: list[str], message: str
+) -> None:
+    monkeypatch.setattr(RandomWeights, "load", lambda self, name: pytest.fail(f"{name} was loaded"))
+    assert cli.main(["model=flux_tiny", *SMALL, *settings]) == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("flowrun: ")]
+    assert line.startswith(f"flowrun: {message}")
+    assert not (runs.folder / "outputs").exists()
+
+
+def test_a_component_that_the_data_make_needless_cannot_be_trained(runs: Runs) -> None:
+    """Rows that bring their latents: nothing calls the VAE."""
+    assembly = assemble(["model=flux_tiny", *SMALL])
+    units = [unit for unit in assembly.split.units if "vae" not in unit.onload_model_names]
+    part = split("replay", units, ["vae"], live_out=["prompt_embeds"])
+    with pytest.raises(ConfigError, match=r"^adapter.lora_base_model: vae is called by nothing .* called: text_.*, transformer$"):
+        _check_called(assembly.pipeline, assembly.task, ["transformer", "vae"], part)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: folder / "transformer", "transformer is no diffusers pipeline; give one that .* it holds model_index.json"),
+        (lambda folder: shutil.rmtree(folder / "vae") or folder, "a FluxPipeline, has no vae; it must have an? AutoencoderKL there"),
+        (lambda folder: "nobody/nothing", "nobody/nothing is not on this machine and the hub is out of reach; hf download nobody/"),
+        (lambda folder: folder / "lost", "there is no folder .*lost; give a folder made by a diffusers pipeline's save_pretrained"),
+    ],
+)
+def test_weights_that_are_no_pipeline_end_the_command_with_one_line(
+    runs: Runs, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, change: Callable, message: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    theirs("flux").save_pretrained(runs.folder / "saved")
+    words = [f"model.weights={change(runs.folder / 'saved')}", *SMALL]
+    assert cli.main(["model=flux1_dev", *words]) == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("flowrun: ")]
+    assert re.match(f"flowrun: model.weights: .*{message}", line), line
+    assert not (runs.folder / "outputs").exists()
 
 
 def test_pictures_of_a_folder_in_their_own_sizes(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
