@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from flowrun.files import HashFile
@@ -19,15 +18,15 @@ class Row:
     """One sample. `id` is stable: it survives reordering, additions and moves of the data root.
 
     size: (height, width) in pixels of what `Source.load` returns, upright and after geometry; batches are built on it.
-    source: the file that messages name, None when the picture is made, not read. files: pictures by input name.
+    source: the file that messages name, a path or a part of a file; None when the picture is made, not read. files: pictures by input name.
     extra: what else the source knows about it.
     """
 
     id: str
     prompt: str
     size: tuple[int, int]
-    source: Path | None = None
-    files: Mapping[str, Path] = field(default_factory=dict)
+    source: Any = None
+    files: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -47,7 +47,7 @@ def read_captions(picture: Path, rule: Caption, near: Callable[[Path], list[str]
     Raises CaptionFault: no such file, not UTF-8 (with the byte's position), no such field, or empty."""
     path = picture.with_suffix(rule.ending)
     try:
-        text = decoded(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         instead = ", ".join(near(path))
         raise CaptionFault(
@@ -55,12 +55,19 @@ def read_captions(picture: Path, rule: Caption, near: Callable[[Path], list[str]
         ) from None
     except OSError as error:
         raise CaptionFault(f"its caption file {path.name} cannot be read: {error.strerror}") from error
+    return captions_in(data, rule, path.name)
+
+
+def captions_in(data: bytes, rule: Caption, name: str) -> list[str]:
+    """The captions that a file of this content holds. Raises CaptionFault."""
+    try:
+        text = decoded(data)
     except ValueError as error:
-        raise CaptionFault(f"its caption file {path.name} is not UTF-8: {error}") from error
+        raise CaptionFault(f"its caption file {name} is not UTF-8: {error}") from error
     try:
         return captions(text if rule.file is Kind.txt else _in_json(text, rule.field), rule.lines)
     except ValueError as error:
-        raise CaptionFault(f"its caption file {path.name} {error}") from error
+        raise CaptionFault(f"its caption file {name} {error}") from error
 
 
 def captions(value: Any, lines: Lines) -> list[str]:

@@ -14,6 +14,8 @@ import torch
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
+from flowrun.data._member import File, open_file, size_of
+
 DECODING = 1  # raise when a file may decode to other pixels than before
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
@@ -39,20 +41,20 @@ class PictureFault(Exception):
     """A picture cannot be used; the message says why, without the file's name."""
 
 
-def check(path: Path, max_pixels: int, full: bool) -> tuple[int, int]:
+def check(file: File, max_pixels: int, full: bool) -> tuple[int, int]:
     """(height, width) as displayed, from the header; with `full` every pixel is decoded. Raises PictureFault."""
-    with _opened(path, max_pixels) as picture:
+    with _opened(file, max_pixels) as picture:
         height, width = picture.height, picture.width
-        turned = _orientation(picture, path) >= 5  # 5 to 8 swap the axes
+        turned = _orientation(picture, file) >= 5  # 5 to 8 swap the axes
         if full:
             picture.load()
     return (width, height) if turned else (height, width)
 
 
-def read(path: Path, max_pixels: int, ground: tuple[int, int, int]) -> Image.Image:
+def read(file: File, max_pixels: int, ground: tuple[int, int, int]) -> Image.Image:
     """The whole picture, upright, RGB, transparent parts laid over `ground`. Raises PictureFault."""
-    with _opened(path, max_pixels) as picture:
-        turn = UPRIGHT.get(_orientation(picture, path))
+    with _opened(file, max_pixels) as picture:
+        turn = UPRIGHT.get(_orientation(picture, file))
         picture.load()
         rgb = _to_rgb(picture, ground)
         return rgb if turn is None else rgb.transpose(turn)
@@ -70,11 +72,11 @@ def from_tensor(pixels: Tensor) -> Image.Image:
 
 
 @contextmanager
-def _opened(path: Path, max_pixels: int) -> Iterator[Image.Image]:
+def _opened(file: File, max_pixels: int) -> Iterator[Image.Image]:
     try:
-        if path.stat().st_size == 0:
+        if size_of(file) == 0:
             raise PictureFault("the file is empty (0 bytes)")
-        with Image.open(path, formats=FORMATS) as picture:
+        with open_file(file) as opened, Image.open(opened, formats=FORMATS) as picture:
             _check_header(picture, max_pixels)
             yield picture
     except UnidentifiedImageError as error:
@@ -92,15 +94,17 @@ def _check_header(picture: Image.Image, max_pixels: int) -> None:
         raise PictureFault(f"is an animation of {picture.n_frames} frames; a still picture is needed")
 
 
-def _orientation(picture: Image.Image, path: Path) -> int:
+def _orientation(picture: Image.Image, file: File) -> int:
     """EXIF orientation 1 to 8. A PNG's tag may follow its pixels: only then they are decoded to get at it."""
-    if picture.format == "PNG" and "exif" not in picture.info and _holds(path, b"eXIf"):
+    if picture.format == "PNG" and "exif" not in picture.info and _holds(file, b"eXIf"):
         picture.load()
     return Image.Image.getexif(picture).get(ExifTags.Base.Orientation, 1)
 
 
-def _holds(path: Path, tag: bytes) -> bool:
-    with open(path, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
+def _holds(file: File, tag: bytes) -> bool:
+    if not isinstance(file, Path):
+        return tag in file.read()
+    with open(file, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(tag) >= 0
 
 

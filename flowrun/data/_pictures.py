@@ -24,6 +24,7 @@ from flowrun.data import _picture as picture
 from flowrun.data._augment import CENTRE, Augment, Look, Several
 from flowrun.data._geometry import RESIZING, Geometry
 from flowrun.data._listing import MOST_COMPARED
+from flowrun.data._member import File, content, is_there
 from flowrun.files import HashFile
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class Entry:
 
     id: str
     where: str
-    files: Mapping[str, Path]
+    files: Mapping[str, File]
     captions: Sequence[str] = ()
     faults: Sequence[str] = ()
 
@@ -124,7 +125,7 @@ class Pictures(Source):
                 inputs[name] = picture.to_tensor(self._picture(file, row.size, look))  # uint8 [3, H, W]
         return inputs
 
-    def _picture(self, file: Path, size: tuple[int, int], look: Look) -> Image.Image:
+    def _picture(self, file: File, size: tuple[int, int], look: Look) -> Image.Image:
         try:
             upright = picture.read(file, self.config.max_pixels, tuple(self.config.ground))
         except picture.PictureFault as error:
@@ -142,7 +143,7 @@ class Pictures(Source):
         return {
             "prompt": digest("prompt", row.prompt),
             # A further picture is cut to the size of the first one.
-            **{name: digest("picture", hash_file(file), rules, *([] if name == first else [row.size]), *seen)
+            **{name: digest("picture", content(file, hash_file), rules, *([] if name == first else [row.size]), *seen)
                for name, file in row.files.items()},
         }  # fmt: skip
 
@@ -151,7 +152,7 @@ class Pictures(Source):
         sizes, reasons = [], []
         for name, file in entry.files.items():
             said = "" if len(entry.files) == 1 else f"{name} {file.name} "
-            if not file.exists():
+            if not is_there(file):
                 reasons.append(f"{file} does not exist" + _near(file))
                 continue
             try:

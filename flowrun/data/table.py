@@ -12,22 +12,9 @@ from typing import Any
 from flowrun.cache.key import digest
 from flowrun.config import ConfigError
 from flowrun.data._captions import Lines, captions
+from flowrun.data._columns import Columns
 from flowrun.data._pictures import ID_HEX, Entry, Found, Pictures
 from flowrun.data._tables import Line, read_table
-from flowrun.spelling import suggest
-
-
-@dataclass(kw_only=True, slots=True)
-class Columns:
-    id: str | None
-    caption: str
-    pictures: dict[str, str]  # input name -> column with the picture's path
-
-    def __post_init__(self) -> None:
-        if not self.pictures:
-            raise ConfigError("data.columns.pictures", "is empty", "name at least image: COLUMN")
-        if "prompt" in self.pictures:
-            raise ConfigError("data.columns.pictures.prompt", "is the caption's name", "choose another name")
 
 
 class Table(Pictures):
@@ -47,7 +34,8 @@ class Table(Pictures):
         path = _table(self.config.path)
         root = path.parent if self.config.root is None else Path(self.config.root).expanduser().absolute()
         lines = read_table(path, next(iter(self.config.columns.pictures.values())), self.config.columns.caption)
-        self._check_columns(path, lines)
+        if there := list(dict.fromkeys(name for line in lines for name in line.values)):
+            self.config.columns.check(path.name, there)
         records: dict[tuple[str, ...], _Record] = {}
         broken = []
         for line in lines:
@@ -59,18 +47,6 @@ class Table(Pictures):
         if not records and not broken:
             raise ConfigError("data.path", f"{path} has no rows", "give a table with a line for each row")
         return Found([*broken, *self._entries(root, records)])
-
-    def _check_columns(self, path: Path, lines: Sequence[Line]) -> None:
-        """A column that no line has is a wrong setting, not a fault of every line."""
-        there = list(dict.fromkeys(name for line in lines for name in line.values))
-        columns = self.config.columns
-        asked = {"caption": columns.caption, **{f"pictures.{name}": column for name, column in columns.pictures.items()}}
-        if columns.id is not None:
-            asked["id"] = columns.id
-        for name, column in asked.items():
-            if there and column not in there:
-                what = f"{path.name} has no column {column!r}, only {', '.join(there)}"
-                raise ConfigError(f"data.columns.{name}", what, suggest(column, there))
 
     def _read(self, line: Line) -> tuple[tuple[str, ...] | None, list[str], list[str]]:
         """(what tells the row from others, faults, captions) of one line. The first is None when it cannot be told."""
