@@ -24,10 +24,10 @@ def measure() -> list[Figure]:
         root = Path(folder)
         job = sd3.job(root / "rows")
         return [
-            *_training(root, "LoRA", (*job, "adapter=lora"), rounds=60),
-            *_training(root, "all weights", job, rounds=40),
-            *_caching(root, job, rounds=5),
-            _sampling(job, rounds=21),
+            *_training(root, "LoRA", (*job, "adapter=lora"), rounds=40),
+            *_training(root, "all weights", job, rounds=30),
+            *_caching(root, job, rounds=3),
+            _sampling(job, rounds=15),
         ]
 
 
