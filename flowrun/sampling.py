@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from flowrun.feature_cache import FeatureCache
 from flowrun.flow.step import solve
 from flowrun.graph import seed_of
 from flowrun.pipelines import Pipeline
@@ -67,23 +68,29 @@ def denoise(pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapp
     """Walk the T + 1 levels `sigmas` downward by Euler steps: [B, C, h, w] noise -> [B, C, h, w] clean latents, fp32.
 
     conditions, negative: name -> [B, ...]; negative is used unless guidance is 1, in one call of 2 B rows with the
-    conditions. progress is called after each velocity. No gradients; the network is in evaluation mode meanwhile."""
-    guided = guidance != 1
+    conditions, or in one of its own where a feature cache wants that. progress is called after each velocity. No
+    gradients; the network is in evaluation mode meanwhile."""
+    guided, network = guidance != 1, pipeline.models[pipeline.denoiser]
     if guided and negative is None:
         raise ValueError(f"guidance {guidance} needs negative conditions")
-    if guided:
-        conditions = {name: torch.cat((negative[name], conditions[name])) for name in pipeline.conditions}  # [2 B, ...]
-    copies, sigmas = 2 if guided else 1, sigmas.to(noise.device)
+    cache, sigmas = FeatureCache(network), sigmas.to(noise.device)
+    branches = {"uncond": negative, "cond": conditions} if guided else {"cond": conditions}
+    if not cache.per_branch:
+        branches = {"_".join(branches): _joined(pipeline, list(branches.values()))}  # [2 B, ...] if guided
+    copies = (1 + guided) // len(branches)  # of x in each call
 
     def velocity(x: Tensor, sigma: Tensor) -> Tensor:
-        rows = torch.cat([x] * copies)  # [B or 2 B, C, h, w]
-        v = pipeline.velocity(prepared, rows, sigma.expand(len(rows)))
+        rows, found = torch.cat([x] * copies), []  # [B or 2 B, C, h, w]
+        for name in branches:
+            with cache.branch(name):
+                found.append(pipeline.velocity(prepared[name], rows, sigma.expand(len(rows))))
+        v = torch.cat(found)
         if progress is not None:
             progress()
         return guide(*v.chunk(2), guidance) if guided else v  # [B, C, h, w]
 
-    with torch.no_grad(), evaluating(pipeline.models[pipeline.denoiser]):
-        prepared = pipeline.begin(conditions, sigmas[:-1], torch.cat([noise] * copies))
+    with torch.no_grad(), evaluating(network), cache.walk():
+        prepared = {name: pipeline.begin(given, sigmas[:-1], torch.cat([noise] * copies)) for name, given in branches.items()}
         return solve(velocity, noise, sigmas)
 
 
@@ -107,6 +114,10 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 def _noise(pipeline: Pipeline, prompt: str, seed: int, size: tuple[int, int]) -> Tensor:
     """[C, h, w], drawn on the CPU: the same on every device."""
     return pipeline.noise(size, torch.Generator().manual_seed(seed_of("sample", seed, prompt)))
+
+
+def _joined(pipeline: Pipeline, branches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([branch[name] for branch in branches]) for name in pipeline.conditions}  # [B or 2 B, ...]
 
 
 def _stack(pipeline: Pipeline, rows: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, Tensor]:

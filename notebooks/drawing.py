@@ -1,4 +1,4 @@
-"""Pictures for the notebooks, shown below the cell that asks: a split as a graph, cached rows as a contact sheet.
+"""Pictures for the notebooks, shown below the cell that asks: a split as a graph, rows of pictures, curves.
 
 A split is drawn with one column per unit, in execution order, and two lanes: units that run once into the cache, and
 units that run in every training step. The bar above them is the data, the bar below them the loss.
@@ -181,6 +181,51 @@ def contact_sheet(pictures: Sequence[Tensor | None], captions: Sequence[str], st
         ax.set_ylabel(text, fontsize=10, rotation=0, ha="right", va="center")
     figure.supxlabel(CREDIT, fontsize=10)
     _show(figure)
+
+
+def picture_rows(rows: Mapping[str, Sequence[Tensor]], captions: Sequence[str]) -> None:
+    """One row of pictures per title, one column per caption. Pictures: [3, H, W] in [-1, 1]."""
+    figure = Figure(figsize=(1.1 * len(captions) + 1.2, 1.15 * len(rows) + 0.4), dpi=DPI, layout="constrained")
+    axes = figure.subplots(len(rows), len(captions), squeeze=False)
+    for row, (title, pictures) in zip(axes, rows.items(), strict=True):
+        row[0].set_ylabel(title, fontsize=10, rotation=0, ha="right", va="center")
+        for ax, picture in zip(row, pictures, strict=True):
+            ax.imshow(((picture.clamp(-1, 1) + 1) / 2).permute(1, 2, 0), interpolation="nearest")  # [H, W, 3]
+            ax.set(xticks=[], yticks=[])
+    for ax, caption in zip(axes[0], captions, strict=True):
+        ax.set_title(caption, fontsize=11)
+    figure.supxlabel(CREDIT, fontsize=10)
+    _show(figure)
+
+
+def loss_curve(losses: Sequence[float], every: int) -> None:
+    """The loss of each step, and its mean over windows of `every` steps, on a logarithmic axis."""
+    figure = Figure(figsize=(7.0, 2.6), dpi=DPI, layout="constrained")
+    ax, steps = figure.subplots(), range(1, len(losses) + 1)
+    ax.plot(steps, losses, color=BLUE, linewidth=0.8, alpha=0.45, label="a step")
+    windows = range(0, len(losses) - every + 1, every)
+    means = [sum(losses[i : i + every]) / every for i in windows]
+    ax.plot([i + (every + 1) / 2 for i in windows], means, color=ORANGE, marker="o", markersize=4, label=f"mean of {every} steps")
+    ax.set(xlabel="step", ylabel="loss", yscale="log", xlim=(0, len(losses) + 1))
+    ax.legend(frameon=False)
+    _show(figure, COLOURS)
+
+
+def paired_errors(first: tuple[str, Sequence[float]], second: tuple[str, Sequence[float]], mean: float, error: float) -> None:
+    """Left each pair's two errors against each other, right their differences first - second, with the mean and its standard error."""
+    figure = Figure(figsize=(8.0, 3.2), dpi=DPI, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    most = max(*first[1], *second[1])
+    left.plot([0, most], [0, most], color=GREY, linewidth=1)
+    left.scatter(first[1], second[1], s=14, color=BLUE, alpha=0.7)
+    left.set(xlabel=f"mse, {first[0]}", ylabel=f"mse, {second[0]}", title="a point per pair; grey: equal")
+    differences = sorted(a - b for a, b in zip(first[1], second[1], strict=True))
+    right.axhline(0, color=GREY, linewidth=1)
+    right.plot(range(1, len(differences) + 1), differences, ".", color=BLUE)
+    right.axhline(mean, color=ORANGE)
+    right.axhspan(mean - error, mean + error, color=ORANGE, alpha=0.3, linewidth=0)
+    right.set(xlabel="pair, by its difference", ylabel="difference of mse", title=f"mean {mean:.4f} +- {error:.4f}")
+    _show(figure, COLOURS)
 
 
 def _show(figure: Figure, colours: int | None = None) -> None:

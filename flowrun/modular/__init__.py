@@ -32,7 +32,7 @@ from diffusers.modular_pipelines.modular_pipeline import (
 from torch import Tensor, nn
 
 from flowrun.graph import Unit
-from flowrun.modular.blocks import BlockCall, StandIn, call, quiet, state_of, unwrapped
+from flowrun.modular.blocks import BlockCall, StandIn, call, placed, quiet, state_of, unwrapped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +182,7 @@ class Modular:
         """The whole workflow's components: these parts, and configurations in place of all networks."""
         # making a guider logs that guiders may change in later releases; ours only passes predictions through
         with quiet("diffusers.guiders.guider_utils"):
-            components = self.blocks.init_pipeline()
+            components = placed(self.blocks.init_pipeline())
         for name, config in self.configs.items():
             setattr(components, name, None if config is None else StandIn(name, config))
         for name in parts:

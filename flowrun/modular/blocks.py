@@ -78,6 +78,14 @@ class BlockCall:
         return value[0]
 
 
+def placed(components: ModularPipeline) -> ModularPipeline:
+    """Its networks are where their weights are. Blocks ask where at each call, and diffusers then looks for offloading
+    hooks in every module of every network, which takes longer than many a row's tokens; here nothing is offloaded."""
+    cls = type(components)
+    components.__class__ = type(cls.__name__, (cls,), {"_execution_device": property(lambda self: self.device)})
+    return components
+
+
 def call(block: ModularPipelineBlocks, components: ModularPipeline, state: PipelineState) -> None:
     unwrapped(block)(block, components, state)
 

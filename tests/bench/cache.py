@@ -60,7 +60,7 @@ def _reads(root: Path) -> list[Figure]:
     ours, theirs = interleaved(
         lambda: best(lambda: store.get_many(keys), 1),
         lambda: best(lambda: [torch.load(root / f"{n}.pth") for n in range(count)], 1),
-        15,
+        rounds=15,
     )
     lookup = best(lambda: [store.missing([key]) for key in keys], 9) / count
     return [

@@ -23,10 +23,9 @@ class Figure:
         return {None: "", True: "reached", False: f"MISSED: {self.cause}"}[self.reached]
 
 
-def interleaved(first: Callable[[], float], second: Callable[[], float], rounds: int) -> tuple[float, float]:
-    """Medians of two measurements taken in turns, so that what the machine does besides reaches both alike."""
-    pairs = [(first(), second()) for _ in range(rounds)]
-    return median(a for a, _ in pairs), median(b for _, b in pairs)
+def interleaved(*acts: Callable[[], float], rounds: int) -> list[float]:
+    """Medians of measurements taken in turns, so that what the machine does besides reaches all alike."""
+    return [median(column) for column in zip(*([act() for act in acts] for _ in range(rounds)), strict=True)]
 
 
 def best(act: Callable[[], object], times: int) -> float:

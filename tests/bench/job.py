@@ -6,7 +6,7 @@ import copy
 import logging
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from flowrun.config import Optimizer
 from flowrun.dist import make_dist
 from flowrun.optim import make_schedule
-from flowrun.run import assemble
+from flowrun.run import Assembly, assemble
 from flowrun.stages.build import build_training
 from flowrun.stages.cache import fill
 from flowrun.stages.train import Training
@@ -28,12 +28,25 @@ SETTINGS = ("tracker=[csv]", "sample.prompts=[]", f"train.steps={MANY}", f"train
 
 
 def training(folder: Path, *overrides: str) -> Training:
-    """A training ready to step, its cache filled; nothing is sampled, and its figures go to metrics.csv alone."""
+    """A training ready to step, its cache filled if it has one; nothing is sampled, and its figures go to metrics.csv alone."""
     logging.getLogger("flowrun").setLevel(logging.WARNING)
     assembly = assemble([f"cache.root={folder / 'cache'}", *SETTINGS, *overrides])
     dist = make_dist(assembly.run.precision)
-    fill(assembly, assembly.library.work(), dist)
+    if assembly.library is not None:
+        fill(assembly, assembly.library.work(), dist)
     return build_training(assembly, dist, Path(tempfile.mkdtemp(dir=folder)), None)
+
+
+def loaded(*overrides: str, models: Mapping[str, nn.Module] | None = None) -> Assembly:
+    """An assembled run with the weights of all its components, or with `models`; asked to load, it does nothing more."""
+    assembly = assemble([*SETTINGS, *overrides])
+    pipeline = assembly.pipeline
+    if models is None:
+        pipeline.load(pipeline.components(), torch.device("cpu"), assembly.dtype)
+    else:
+        pipeline.models = dict(models)
+    pipeline.load = lambda names, device, dtype: None
+    return assembly
 
 
 Velocity = Callable[[nn.Module, dict[str, Tensor], Tensor, Tensor], Tensor]  # network, batch, x, sigma
@@ -57,7 +70,7 @@ class BareLoop:
             self.parameters, lr=c.lr, betas=tuple(c.betas), weight_decay=c.weight_decay, **c.args
         )
         self.schedule = make_schedule(c, self.optimizer, MANY)
-        self.average = EMAModel(self.parameters, decay=c.ema, foreach=True)
+        self.average = EMAModel(self.parameters, decay=c.ema, foreach=True) if c.ema else None
 
     def step(self, i: int) -> None:
         batch = self.inputs[i % len(self.inputs)]
@@ -70,7 +83,8 @@ class BareLoop:
         torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self.optimizer.step()
         self.schedule.step()
-        self.average.step(self.parameters)
+        if self.average is not None:
+            self.average.step(self.parameters)
         self.optimizer.zero_grad(set_to_none=True)
 
 
@@ -99,19 +113,19 @@ class Enough(Exception):
     """Ends the training when all has been measured."""
 
 
-def in_turns(training: Training, bare: Callable[[int], None], steps: int, rounds: int) -> list[tuple[float, float]]:
-    """Seconds per step of (training, bare loop), for each of `rounds` windows of `steps` steps.
+def in_turns(training: Training, others: Sequence[Callable[[int], object]], steps: int, rounds: int) -> list[list[float]]:
+    """Seconds per step of the training and of each of `others`, for each of `rounds` windows of `steps` steps.
 
     The training runs as it always does, whole turns of its loop with all that is in them. At the edges of the windows
-    it is held, its clock too, while the bare loop does as many steps. The first window warms both up and is left out."""
-    found: list[tuple[float, float]] = []
+    it is held, its clock too, while the others do as many steps. The first window warms all up and is left out."""
+    found: list[list[float]] = []
     update, began = training.trainer.step, time.perf_counter()
 
     def held(step: int) -> dict[str, float]:
         nonlocal began
         if step % steps == 0:
-            ours = time.perf_counter() - began
-            found.append((ours / steps, seconds(lambda: [bare(i) for i in range(step, step + steps)]) / steps))
+            ours, window = time.perf_counter() - began, range(step, step + steps)
+            found.append([taken / steps for taken in (ours, *(_over(window, act) for act in others))])
             if len(found) == rounds + 2:
                 raise Enough
             began = time.perf_counter()
@@ -123,3 +137,7 @@ def in_turns(training: Training, bare: Callable[[int], None], steps: int, rounds
     except Enough:
         return found[2:]  # the first is the time before the first step
     raise AssertionError("the training ended before all was measured")
+
+
+def _over(window: range, act: Callable[[int], object]) -> float:
+    return seconds(lambda: [act(i) for i in window])

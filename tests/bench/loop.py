@@ -39,7 +39,7 @@ def _limit(folder: Path) -> Figure:
     return Figure("stage 2 of the emoji job, batch 32", value, "95-105 %", LIMIT[0] <= bare / ours <= LIMIT[1], reading)
 
 
-Pairs = list[tuple[float, float]]  # seconds per step of (training, bare loop), window by window
+Pairs = list[list[float]]  # seconds per step of (training, bare loop), window by window
 
 
 def _measured(
@@ -47,6 +47,6 @@ def _measured(
 ) -> tuple[Pairs, str]:
     """The pairs, and a word on what the difference is made of."""
     made = training(folder, *overrides)
-    pairs = in_turns(made, BareLoop(made, velocity).step, steps, rounds)
+    pairs = in_turns(made, [BareLoop(made, velocity).step], steps, rounds)
     feed, visits = made.trainer.feed, made.trainer.batches.window(0)[0]
     return pairs, f"of it reading a batch {best(lambda: feed.batch(visits), 50) * 1e3:.2f} ms"

@@ -38,7 +38,8 @@ def measure() -> list[Figure]:
 
 
 def _compare(flags: list[str], folder: str) -> Figure:
-    ours, minimal = interleaved(lambda: _command(["-m", "flowrun", *flags], folder), lambda: _command(["app.py", *flags], folder), ROUNDS)
+    acts = (lambda: _command(["-m", "flowrun", *flags], folder), lambda: _command(["app.py", *flags], folder))
+    ours, minimal = interleaved(*acts, rounds=ROUNDS)
     value = f"{ours / minimal:.2f}x ({ours:.2f} s, minimal Hydra app {minimal:.2f} s)"
     cause = "see python -X importtime -m flowrun --help"
     return Figure(f"start-up, {' '.join(flags)}", value, f"<= {MOST}x", ours / minimal <= MOST, cause)

@@ -266,3 +266,12 @@ def test_sd3_goes_without_t5_as_in_diffusers() -> None:
         truth = whole.encode_prompt(["a red apple"], None, None, max_sequence_length=TOKENS)
     ours = encoded(pipeline, ["a red apple"])
     torch.testing.assert_close(ours["prompt_embeds"], truth[0], atol=1e-5, rtol=1e-5)
+
+
+@both
+def test_blocks_find_the_device_of_a_network_that_is_there_and_else_the_cpu(family: str) -> None:
+    pipeline = make(family)
+    components = pipeline.modular._pipeline(())
+    assert components._execution_device == torch.device("cpu")
+    components.text_encoder = pipeline.weights.outline("text_encoder")
+    assert components._execution_device == torch.device("meta")
