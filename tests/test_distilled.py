@@ -69,9 +69,12 @@ def test_pairs_that_are_there_are_kept_and_others_are_not_mixed_in(
 
 
 def test_two_stages_distil_as_one_does(runs: Runs, trained: Path) -> None:
-    folder = pairs_of(trained)
-    split = losses(student(runs, trained, folder))
-    assert split == losses(student(runs, trained, folder, "task.splitter=none")) and len(set(split)) == 3
+    folder, curves = pairs_of(trained), []
+    for guidance in ("task.guidance=1.0", "task.guidance=3.0"):
+        split = losses(student(runs, trained, folder, guidance))
+        assert split == losses(student(runs, trained, folder, guidance, "task.splitter=none")) and len(set(split)) == 3
+        curves.append(split)
+    assert curves[0] != curves[1]
 
 
 @pytest.mark.parametrize("noise", ["frozen", "per_epoch"])
@@ -81,9 +84,10 @@ def test_noise_without_a_teacher_is_drawn_by_a_unit_alike_in_both(runs: Runs, no
     assert split == whole
 
 
-def test_a_student_with_its_teachers_steps_and_weights_starts_without_loss(runs: Runs, trained: Path) -> None:
-    folder = pairs_of(trained, "--guidance", "1")
-    run = student(runs, trained, folder, "task.steps=3", "train.batch_size=4")
+@pytest.mark.parametrize("guidance", ["1.0", "1.5"])
+def test_a_student_with_its_teachers_steps_and_weights_starts_without_loss(runs: Runs, trained: Path, guidance: str) -> None:
+    folder = pairs_of(trained, "--guidance", guidance)
+    run = student(runs, trained, folder, "task.steps=3", "train.batch_size=4", f"task.guidance={guidance}")
     assert float(losses(run)[0]) < 1e-10
 
 

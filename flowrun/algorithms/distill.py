@@ -1,6 +1,7 @@
 """Direct distillation: the student's whole walk from a noise ends where the teacher's ended from the same noise.
 
-    x_0 = noise,  x_k+1 = x_k + (sigma_k+1 - sigma_k) velocity(x_k, sigma_k),  k = 0 .. N-1
+    x_0 = noise,  x_k+1 = x_k + (sigma_k+1 - sigma_k) v(x_k, sigma_k),  k = 0 .. N-1
+    v = velocity, or with guidance g:  v = v_empty + g (v_caption - v_empty)
     loss = mean over rows of  < (x_N - target)^2 >
 
 The pairing of noise and target is the method: with a noise that the target does not depend on, the minimiser is the
@@ -9,7 +10,7 @@ mean of all targets, a blur.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,17 @@ import torch
 from torch import Tensor
 
 from flowrun.algorithms import Algorithm, Paradigm, StepOut
+from flowrun.algorithms._negative import negative_conditions, negative_of, negative_units
 from flowrun.config import ConfigError
 from flowrun.flow.path import wide
 from flowrun.flow.step import solve
 from flowrun.graph import Unit
+from flowrun.sampling import guide
 
 if TYPE_CHECKING:
     from flowrun.pipelines import Pipeline
+
+Velocity = Callable[[Tensor, Tensor], Tensor]
 
 PAIRS = ("teacher_noise", "teacher_latents")  # what data that a teacher made give
 
@@ -45,6 +50,7 @@ class Distill(Algorithm):
     @dataclass(kw_only=True, slots=True)
     class Config:
         steps: int      # N, solver steps of the student, all with gradient
+        guidance: float  # g of the student's walk; 1: none
         noise: Noise    # where a walk begins: paired | frozen | per_epoch
 
         def __post_init__(self) -> None:
@@ -52,27 +58,44 @@ class Distill(Algorithm):
                 raise ConfigError("task.steps", f"is {self.steps}", "give at least 1 solver step")
 
     def reads(self, pipeline: Pipeline) -> tuple[str, ...]:
-        paired = self.config.noise is Noise.paired
-        return (*pipeline.conditions, *(PAIRS if paired else ("noise", pipeline.target)))
+        negative = negative_conditions(pipeline) if self.config.guidance != 1 else ()
+        ends = PAIRS if self.config.noise is Noise.paired else ("noise", pipeline.target)
+        return (*pipeline.conditions, *negative, *ends)
 
     def units(self, pipeline: Pipeline) -> tuple[Unit, ...]:
+        negative = negative_units(pipeline) if self.config.guidance != 1 else ()
         if self.config.noise is Noise.paired:
-            return ()
+            return negative
         target = pipeline.target
 
         def noise(ctx: Any, **inputs: Tensor) -> dict[str, Tensor]:
             return {"noise": torch.randn(inputs[target].shape, generator=ctx.generator)}  # [C, h, w]
 
-        return (Unit(name="noise", input_params=(target,), output_params=("noise",), process=noise,
-                     random=self.config.noise.value, version=1),)  # fmt: skip
+        return (*negative, Unit(name="noise", input_params=(target,), output_params=("noise",), process=noise,
+                                random=self.config.noise.value, version=1))  # fmt: skip
 
     def loss(self, pipeline: Pipeline, batch: Mapping[str, Tensor], generator: torch.Generator) -> StepOut:
         start, end = self.reads(pipeline)[-2:]
         noise, target = wide(batch[start]), wide(batch[end])                          # [B, ...]
         height, width = (side * pipeline.reduction for side in noise.shape[-2:])      # in pixels
         sigmas = pipeline.schedule(self.config.steps, (height, width)).to(noise.device)  # [N + 1], as in sampling
-        prepared = pipeline.begin(batch, sigmas[:-1], noise)
-        x = solve(lambda x, sigma: pipeline.velocity(prepared, x, sigma.expand(len(x))), noise, sigmas)  # [B, ...]
+        x = solve(self._velocity(pipeline, batch, sigmas, noise), noise, sigmas)      # [B, ...]
         squares = (x - target).square()
         error = squares.mean(tuple(range(1, squares.ndim)))                           # [B]
         return StepOut(error.mean(), error.detach(), {})
+
+    def _velocity(self, pipeline: Pipeline, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> Velocity:
+        """(x [B, ...], sigma) -> v [B, ...]; with guidance both branches go through the network at once, 2 B rows."""
+        guidance = self.config.guidance
+        if guidance == 1:
+            prepared = pipeline.begin(batch, sigmas[:-1], noise)
+            return lambda x, sigma: pipeline.velocity(prepared, x, sigma.expand(len(x)))
+        negative = negative_of(pipeline, batch)
+        both = {name: torch.cat([negative[name], batch[name]]) for name in pipeline.conditions}  # [2 B, ...]
+        prepared = pipeline.begin(both, sigmas[:-1], torch.cat([noise, noise]))
+
+        def guided(x: Tensor, sigma: Tensor) -> Tensor:
+            v = pipeline.velocity(prepared, torch.cat([x, x]), sigma.expand(2 * len(x)))
+            return guide(*v.chunk(2), guidance)
+
+        return guided

@@ -8,12 +8,12 @@ import torch
 from flowrun.algorithms.distill import Distill
 from flowrun.config import ConfigError
 from flowrun.flow.schedule import sigmas
-from flowrun.graph import Draws
+from flowrun.graph import Draws, Executor, State, Unit
 from flowrun.registry import ALGORITHMS
 
 
-def distill(steps=2, noise="paired"):
-    return Distill(ALGORITHMS.build("task", Distill, {"steps": steps, "noise": noise}))
+def distill(steps=2, noise="paired", guidance=1.0):
+    return Distill(ALGORITHMS.build("task", Distill, {"steps": steps, "noise": noise, "guidance": guidance}))
 
 
 class Stub:
@@ -95,6 +95,48 @@ def test_what_the_loss_reads_follows_from_where_the_noise_comes_from():
     assert distill().reads(stub) == ("teacher_noise", "teacher_latents")
     assert distill(noise="frozen").reads(stub) == ("noise", "target_latents")
     assert distill().units(stub) == ()
+
+
+class Conditioned(Stub):
+    """Its velocity is the row's condition, wherever it is asked."""
+
+    conditions = ("c",)
+
+    def begin(self, batch, levels, noise):
+        assert len(batch["c"]) == len(noise)
+        return batch["c"]
+
+    def velocity(self, prepared, x, sigma):
+        assert len(prepared) == len(x) == len(sigma)
+        return prepared
+
+    def units(self):
+        text = Unit(name="text", input_params=("prompt",), output_params=("hidden",),
+                    process=lambda ctx, prompt: {"hidden": torch.full((2,), float(len(prompt)))})  # fmt: skip
+        last = Unit(name="last", input_params=("hidden",), output_params=("c",),
+                    process=lambda ctx, hidden: {"c": hidden.sum() + torch.zeros(3, 4, 4)})  # fmt: skip
+        return text, last, Unit(name="other", input_params=("image",), output_params=("target_latents",))
+
+
+@pytest.mark.parametrize("guidance", [0.0, 1.0, 1.5, 4.0])
+def test_guidance_moves_the_walk_away_from_that_of_the_empty_caption(batch, guidance):
+    """With constant velocities: the end is noise - (empty + g (caption - empty))."""
+    own, empty = (torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
+    given = batch | {"c": own} | ({"negative_c": empty} if guidance != 1 else {})
+    out = distill(3, guidance=guidance).loss(Conditioned(None), given, None)
+    end = batch["teacher_noise"] - (empty + guidance * (own - empty))
+    assert torch.allclose(out.per_row, (end - batch["teacher_latents"]).square().mean((1, 2, 3)), rtol=1e-4)
+
+
+def test_the_empty_captions_conditions_come_from_the_pipelines_own_units():
+    algorithm, pipeline = distill(guidance=2.0), Conditioned(None)
+    assert algorithm.reads(pipeline) == ("c", "negative_c", "teacher_noise", "teacher_latents")
+    units = algorithm.units(pipeline)
+    assert [unit.name for unit in units] == ["negative_text", "negative_last"]
+    assert units[0].reads == frozenset(), "they are the same for all rows"
+    state = Executor(units, {}).run(State(), Draws(0, "row", 0))
+    assert torch.equal(state.shared["negative_c"], torch.zeros(3, 4, 4))
+    assert distill().units(pipeline) == () and distill().reads(pipeline)[0] == "c"
 
 
 def test_no_step_at_all_is_refused():
