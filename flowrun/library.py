@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -182,7 +183,7 @@ class Library:
             for i in self.rows.split.needed
             for unit in [self.rows.split.units[i]]
         }
-        made_of |= {name: Part(version(name), version(name)) for name in LIBRARIES}
+        made_of |= {name: Part(installed, installed) for name, installed in _versions().items()}
         return Parts(run.model["name"], run.data["source"], made_of, {"torch": torch.__version__}, self.rows.source.place())
 
     def save_manifest(self, faults: Mapping[str, str]) -> None:
@@ -201,4 +202,9 @@ class Library:
 
 def _identity(component: bytes, dtype: str) -> bytes:
     """A model is its configuration and weights, the precision they are held in, and the code that runs them."""
-    return digest(component, str(dtype), {name: version(name) for name in LIBRARIES})
+    return digest(component, str(dtype), _versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in LIBRARIES}
