@@ -8,22 +8,21 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch.nn import Module
 
 from flowrun import adapters, rundir, tracking
 from flowrun.algorithms import Algorithm
 from flowrun.batches import Batches
 from flowrun.cache.key import digest
+from flowrun.checks import check_batch, check_called, check_inputs, check_trained, refuse_accelerators
 from flowrun.compose import compose
 from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
 from flowrun.data import Row, Source
 from flowrun.feed import live_inputs
 from flowrun.graph import Unit, UnitGraph
-from flowrun.graph.graph import same_branch
 from flowrun.library import Library
 from flowrun.machine import check_precision, check_processes
 from flowrun.optim import check_optimizer
-from flowrun.pipelines import Component, Pipeline
+from flowrun.pipelines import Pipeline
 from flowrun.plan import Plan
 from flowrun.prompts import Prompts
 from flowrun.registry import ALGORITHMS, PIPELINES, SOURCES, checked, common
@@ -116,7 +115,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
 
     Raises ConfigError for settings, DataError for data."""
     run = run if isinstance(run, Run) else compose(run)
-    _refuse_accelerators(run)
+    refuse_accelerators(run)
     check_precision(run.precision)
     check_processes(run.processes)
     rundir.outputs()
@@ -125,11 +124,11 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     pipeline, algorithm, source = _pipeline(run), _algorithm(run, task), _source(run)
     adapter = checked("adapter", adapters.Config, run.adapter)
     trained = adapters.trained_names(task.trainable_models, adapter, pipeline.components())
-    fitting = _check_trained(pipeline, trained, task, adapter)
+    fitting = check_trained(pipeline, trained, task, adapter)
     trackers = tracking.choose(run.tracker)
     parts = _splits(task, pipeline, algorithm, trained)
-    _check_called(pipeline, task, trained, parts[0])
-    unread = _check_inputs(pipeline, algorithm, parts[0], source)
+    check_called(pipeline, task, trained, parts[0])
+    unread = check_inputs(pipeline, algorithm, parts[0], source)
     source.read_before_training = run.dry_run or not live_inputs(parts[0], algorithm.reads(pipeline), source) - {"prompt"}
     source, rows = _rows(run, source, parts[0])
     stages = (Stage.train,) if isinstance(source, Remembered) else _stages(run, task, parts[0])
@@ -162,18 +161,9 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
         stages,
         steps,
         end,
-        [*fitting, *unread, *_check_batch(run, parts[0]), *check_optimizer(run.optimizer, steps),
+        [*fitting, *unread, *check_batch(run, parts[0]), *check_optimizer(run.optimizer, steps),
          *pipeline.long_texts([row.prompt for row in (*rows, *prompts)])],
     )
-
-
-def _refuse_accelerators(run: Run) -> None:
-    for slot in ("shared", "rollout"):
-        if getattr(run.acceleration, slot):
-            names = ", ".join(getattr(run.acceleration, slot))
-            raise ConfigError(
-                f"acceleration.{slot}", f"names {names}, but this version has no accelerators", "leave it empty"
-            )
 
 
 def _pipeline(run: Run) -> Pipeline:
@@ -185,32 +175,6 @@ def _pipeline(run: Run) -> Pipeline:
 def _algorithm(run: Run, task: Task) -> Algorithm:
     cls = ALGORITHMS.find(task.algorithm, "task.algorithm")
     return cls(ALGORITHMS.build("task", cls, run.task, beside=Task))
-
-
-def _check_trained(pipeline: Pipeline, trained: Sequence[str], task: Task, adapter: adapters.Config) -> list[str]:
-    """Names of parts and layers, and an adapter to start from, against the networks without their weights."""
-    components = pipeline.components()
-    outlines = {name: _outline(name, components[name]) for name in dict.fromkeys(n.split(".")[0] for n in trained)}
-    return adapters.check(outlines, task.trainable_models, adapter, pipeline.lora_targets)
-
-
-def _check_called(pipeline: Pipeline, task: Task, trained: Sequence[str], part: Split) -> None:
-    """What is trained is called on the way to the loss, so that it gets gradients. Raises ConfigError."""
-    called = {pipeline.denoiser, *(model for unit in part.units for model in unit.onload_model_names)}
-    for name in trained:
-        idle = any(name == only or name.startswith(f"{only}.") for only in pipeline.decode_only)
-        if idle or not any(same_branch(name, model) for model in called):
-            key = "task.trainable_models" if name in task.trainable_models else "adapter.lora_base_model"
-            what = f"{name} is called by nothing that the loss needs, so it would get no gradient"
-            raise ConfigError(key, what, f"train what is called: {', '.join(sorted(called))}")
-
-
-def _outline(name: str, component: Component) -> Module:
-    try:
-        return component.outline()
-    except (ValueError, TypeError, AssertionError, ArithmeticError, IndexError, RuntimeError) as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"model.components.{name}", f"the network cannot be made ({said})", "change its settings") from error
 
 
 def _source(run: Run) -> Source:
@@ -251,34 +215,6 @@ def _splits(task: Task, pipeline: Pipeline, algorithm: Algorithm, trained: tuple
 def _needed(units: Sequence[Unit], names: Sequence[str]) -> list[Unit]:
     asked = UnitGraph(units).needed_for([("shared", name) for name in names])
     return [unit for i, unit in enumerate(units) if i in asked]
-
-
-def _check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: Source) -> list[str]:
-    """The data give what the units take from them, and what the loss reads and no unit writes. Raises ConfigError.
-
-    Returns a warning for what was named in the settings and nothing reads."""
-    read = {name for unit in part.units for scope, name in unit.reads if scope == "shared"}
-    written = {name for unit in part.units for scope, name in unit.writes if scope == "shared"}
-    anything = any(unit.is_barrier for unit in part.units)  # may write any name
-    asked = read & set(pipeline.inputs) | (set() if anything else set(algorithm.reads(pipeline)) - written)
-    if lacking := sorted(asked - set(source.names)):
-        what = f"the data give {', '.join(source.names)}, and not {', '.join(lacking)}"
-        raise ConfigError("data.source", what, "use other data, or a task that does without")
-    used = {*read, *algorithm.reads(pipeline), *Source.names}
-    idle = [] if anything else [name for name in source.names if name not in used]
-    return [f"data: {name} is read by nothing in this model and task" for name in idle]
-
-
-def _check_batch(run: Run, part: Split) -> list[str]:
-    """Encoding several rows at once is of use, and is said to change last bits. Raises ConfigError."""
-    if run.cache.batch == 1:
-        return []
-    able = [part.units[i].name for i in part.needed if part.units[i].process_rows is not None]
-    if not able:
-        raise ConfigError("cache.batch", f"is {run.cache.batch}, but no cached unit can encode several rows at once", "give 1")
-    return [
-        f"cache: {', '.join(able)} encode {run.cache.batch} rows at once, so losses may differ in their last bits from those of one stage"
-    ]
 
 
 def _stages(run: Run, task: Task, parts: Split) -> tuple[Stage, ...]:

@@ -20,7 +20,7 @@ LAYERS = (
     "pipelines splitters data accelerators rewards",
     "algorithms adapters optim checkpoint sampling batches variants prompts remembered feed shelf library grids remembered",
     "stages",
-    "run plan explain contact rundir session nearest",
+    "run checks plan explain contact rundir session nearest",
     "finished teacher distilled decoded",
     "sweep cli __main__",
 )

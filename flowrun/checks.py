@@ -1,0 +1,78 @@
+"""What an assembled run must agree on across its parts: names, networks, data, loss. Before any weight is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.nn import Module
+
+from flowrun import adapters
+from flowrun.algorithms import Algorithm
+from flowrun.config import ConfigError, Run, Task
+from flowrun.data import Source
+from flowrun.graph.graph import same_branch
+from flowrun.pipelines import Component, Pipeline
+from flowrun.splitters import Split
+
+
+def refuse_accelerators(run: Run) -> None:
+    for slot in ("shared", "rollout"):
+        if getattr(run.acceleration, slot):
+            names = ", ".join(getattr(run.acceleration, slot))
+            raise ConfigError(
+                f"acceleration.{slot}", f"names {names}, but this version has no accelerators", "leave it empty"
+            )
+
+
+def check_trained(pipeline: Pipeline, trained: Sequence[str], task: Task, adapter: adapters.Config) -> list[str]:
+    """Names of parts and layers, and an adapter to start from, against the networks without their weights."""
+    components = pipeline.components()
+    outlines = {name: _outline(name, components[name]) for name in dict.fromkeys(n.split(".")[0] for n in trained)}
+    return adapters.check(outlines, task.trainable_models, adapter, pipeline.lora_targets)
+
+
+def check_called(pipeline: Pipeline, task: Task, trained: Sequence[str], part: Split) -> None:
+    """What is trained is called on the way to the loss, so that it gets gradients. Raises ConfigError."""
+    called = {pipeline.denoiser, *(model for unit in part.units for model in unit.onload_model_names)}
+    for name in trained:
+        idle = any(name == only or name.startswith(f"{only}.") for only in pipeline.decode_only)
+        if idle or not any(same_branch(name, model) for model in called):
+            key = "task.trainable_models" if name in task.trainable_models else "adapter.lora_base_model"
+            what = f"{name} is called by nothing that the loss needs, so it would get no gradient"
+            raise ConfigError(key, what, f"train what is called: {', '.join(sorted(called))}")
+
+
+def check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: Source) -> list[str]:
+    """The data give what the units take from them, and what the loss reads and no unit writes. Raises ConfigError.
+
+    Returns a warning for what was named in the settings and nothing reads."""
+    read = {name for unit in part.units for scope, name in unit.reads if scope == "shared"}
+    written = {name for unit in part.units for scope, name in unit.writes if scope == "shared"}
+    anything = any(unit.is_barrier for unit in part.units)  # may write any name
+    asked = read & set(pipeline.inputs) | (set() if anything else set(algorithm.reads(pipeline)) - written)
+    if lacking := sorted(asked - set(source.names)):
+        what = f"the data give {', '.join(source.names)}, and not {', '.join(lacking)}"
+        raise ConfigError("data.source", what, "use other data, or a task that does without")
+    used = {*read, *algorithm.reads(pipeline), *Source.names}
+    idle = [] if anything else [name for name in source.names if name not in used]
+    return [f"data: {name} is read by nothing in this model and task" for name in idle]
+
+
+def check_batch(run: Run, part: Split) -> list[str]:
+    """Encoding several rows at once is of use, and is said to change last bits. Raises ConfigError."""
+    if run.cache.batch == 1:
+        return []
+    able = [part.units[i].name for i in part.needed if part.units[i].process_rows is not None]
+    if not able:
+        raise ConfigError("cache.batch", f"is {run.cache.batch}, but no cached unit can encode several rows at once", "give 1")
+    return [
+        f"cache: {', '.join(able)} encode {run.cache.batch} rows at once, so losses may differ in their last bits from those of one stage"
+    ]
+
+
+def _outline(name: str, component: Component) -> Module:
+    try:
+        return component.outline()
+    except (ValueError, TypeError, AssertionError, ArithmeticError, IndexError, RuntimeError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"model.components.{name}", f"the network cannot be made ({said})", "change its settings") from error
