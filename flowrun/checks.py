@@ -49,7 +49,8 @@ def check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: 
     read = {name for unit in part.units for scope, name in unit.reads if scope == "shared"}
     written = {name for unit in part.units for scope, name in unit.writes if scope == "shared"}
     anything = any(unit.is_barrier for unit in part.units)  # may write any name
-    asked = read & set(pipeline.inputs) | (set() if anything else set(algorithm.reads(pipeline)) - written)
+    needs = {name for unit in algorithm.units(pipeline) for scope, name in unit.reads if scope == "shared"} - written
+    asked = read & {*pipeline.inputs, *needs} | (set() if anything else set(algorithm.reads(pipeline)) - written)
     if lacking := sorted(asked - set(source.names)):
         what = f"the data give {', '.join(source.names)}, and not {', '.join(lacking)}"
         raise ConfigError("data.source", what, "use other data, or a task that does without")

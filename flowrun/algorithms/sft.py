@@ -2,26 +2,31 @@
 
     sigma ~ density,  noise ~ N(0, I),  x = (1 - sigma) clean + sigma noise
     loss = mean over rows of  weight(sigma) < (velocity(x, sigma) - (noise - clean))^2 >
+
+With a mask m in [0, 1] the mean < e > over a row's latents becomes  sum m e / sum m.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 from flowrun.algorithms import Algorithm, Paradigm, StepOut
 from flowrun.config import ConfigError
 from flowrun.flow.density import Density, Weighting, draw, weight
 from flowrun.flow.path import mix, velocity_target, wide
-from flowrun.graph import seed_of
+from flowrun.graph import Unit, seed_of
 
 if TYPE_CHECKING:
     from flowrun.pipelines import Pipeline
 
+MASK = "loss_mask"  # what a picture's mask is beside its latents
 SEED_BITS = 63  # seed_of is uniform over [0, 2^63)
 
 
@@ -36,6 +41,7 @@ class Sft(Algorithm):
         shift: float                # > 1 moves the draws toward noise, 1 leaves them
         weighting: Weighting        # of a row's error by its sigma: none | sigma_sqrt | cosmap
         caption_dropout: float      # share of visits that train on the empty caption, which guidance subtracts
+        mask: bool                  # whether the data's `mask` says which parts of a picture count
 
         def __post_init__(self) -> None:
             if self.density_std <= 0:
@@ -56,9 +62,19 @@ class Sft(Algorithm):
         x = mix(clean, noise, sigma)                                                                  # [B, ...]
         velocity = pipeline.velocity(pipeline.begin(batch, sigma, noise), x, sigma)                   # [B, ...]
         squares = (wide(velocity) - velocity_target(clean, noise)).square()                           # [B, ...]
-        error = squares.mean(tuple(range(1, squares.ndim)))                                           # [B]
+        error = _mean(squares, batch[MASK]) if c.mask else squares.mean(tuple(range(1, squares.ndim)))    # [B]
         per_row = error if c.weighting is Weighting.none else weight(c.weighting, sigma) * error      # [B]
         return StepOut(per_row.mean(), per_row.detach(), {"mse": error.detach().mean(), "sigma": sigma.mean()})
+
+    def reads(self, pipeline: Pipeline) -> tuple[str, ...]:
+        return (*super().reads(pipeline), *([MASK] if self.config.mask else []))
+
+    def units(self, pipeline: Pipeline) -> tuple[Unit, ...]:
+        if not self.config.mask:
+            return ()
+        side = pipeline.reduction
+        return (Unit(name=MASK, input_params=("mask",), output_params=(MASK,), process=partial(_reduced, side),
+                     settings={"side": side}),)  # fmt: skip
 
     def variants(self) -> list[dict[str, Any]]:
         return [{}, {"prompt": ""}] if self.config.caption_dropout > 0 else [{}]
@@ -67,3 +83,14 @@ class Sft(Algorithm):
         """1 (the empty caption) with probability `caption_dropout`, exact to 2^-63."""
         threshold = int(self.config.caption_dropout * 2**SEED_BITS)
         return int(seed_of(seed, "caption_dropout", row_id, epoch) < threshold)
+
+
+def _reduced(side: int, ctx: Any, mask: Tensor) -> dict[str, Tensor]:
+    """mask: uint8 [3, H, W], white counts -> the share of each latent's pixels that counts, [1, h, w] in [0, 1]."""
+    return {MASK: avg_pool2d(mask.float().mean(0, keepdim=True) / 255, side)}
+
+
+def _mean(squares: Tensor, mask: Tensor) -> Tensor:
+    """squares: [B, C, h, w], mask: [B, 1, h, w] -> [B]; 0 where nothing counts."""
+    weight = mask.expand_as(squares)
+    return (weight * squares).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1e-6)

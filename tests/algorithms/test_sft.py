@@ -17,6 +17,7 @@ BASE = {
     "shift": 1.0,
     "weighting": "none",
     "caption_dropout": 0.0,
+    "mask": False,
 }
 
 
@@ -193,3 +194,25 @@ def test_wrong_settings_are_refused(changes, words):
     with pytest.raises(ConfigError) as caught:
         sft(**changes)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_only_what_the_mask_shows_counts(batch):
+    """An error of 1 in the left half and 3 in the right one."""
+    amount = torch.cat([torch.ones(6, 3, 4, 2), 3 * torch.ones(6, 3, 4, 2)], dim=3)
+    left = torch.cat([torch.ones(6, 1, 4, 2), torch.zeros(6, 1, 4, 2)], dim=3)
+    for mask, expected in ((left, 1.0), (1 - left, 9.0), (torch.ones_like(left), 5.0), (left + 0.5 * (1 - left), 11 / 3)):
+        out = sft(mask=True).loss(Stub(off_by(amount)), batch | {"loss_mask": mask}, generator())
+        assert torch.allclose(out.per_row, torch.full((6,), expected))
+    nothing = sft(mask=True).loss(Stub(off_by(amount)), batch | {"loss_mask": 0 * left}, generator())
+    assert torch.equal(nothing.per_row, torch.zeros(6))
+
+
+def test_a_mask_is_taken_to_the_size_of_the_latents():
+    pipeline = SimpleNamespace(reduction=8, conditions=("c",), target="target_latents")
+    assert sft(mask=True).reads(pipeline) == ("c", "target_latents", "loss_mask")
+    (unit,) = sft(mask=True).units(pipeline)
+    mask = torch.zeros(3, 16, 32, dtype=torch.uint8)
+    mask[:, :8, :8], mask[:, 8:, 8:12] = 255, 255
+    reduced = unit.process(None, mask=mask)["loss_mask"]
+    assert torch.equal(reduced, torch.tensor([[[1.0, 0, 0, 0], [0, 0.5, 0, 0]]]))
+    assert sft().units(pipeline) == () and "loss_mask" not in sft().reads(pipeline)

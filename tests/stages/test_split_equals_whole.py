@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoModel, AutoTokenizer
 
 import flowrun.library
+from flowrun import cli
 from flowrun.pipelines._minilm import configuration, folder
-from tests.conftest import Runs, losses
+from tests.conftest import SMALL, Runs, losses
 
 STEPS = 20
 COMMON = ("task.caption_dropout=0.3", f"train.steps={STEPS}", "model.pipeline=tests.plugins:Jittered")
@@ -44,6 +46,31 @@ def test_losses_are_equal_when_no_unit_is_live(runs: Runs, monkeypatch: pytest.M
     monkeypatch.setattr(flowrun.library, "Store", NoStore)
     assert losses(runs("task=sft", *settings)) == split
     assert len(set(split)) == STEPS
+
+
+def test_losses_under_a_mask_are_equal_bit_for_bit_and_data_without_one_are_refused(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["file_name,mask,text"]
+    for number in range(4):
+        Image.effect_noise((32, 32), 80).convert("RGB").save(runs.folder / f"{number}.png")
+        half = Image.new("RGB", (32, 32), "black")
+        half.paste("white", (0, 0, 32, 8 * (number + 1)))
+        half.save(runs.folder / f"mask{number}.png")
+        lines.append(f"{number}.png,mask{number}.png,picture {number}")
+    (runs.folder / "t.csv").write_text("\n".join(lines))
+    small = [text for text in SMALL if not text.startswith("data.")]
+    settings = [*small, "data=table", "data.path=t.csv", "train.steps=5", "task.mask=true"]
+    curves = []
+    for task in ("sft_split", "sft"):
+        assert cli.main([*settings, "+data.columns.pictures.mask=mask", f"task={task}"]) == 0
+        curves.append(losses(runs.newest("train")))
+    assert curves[0] == curves[1] and len(set(curves[0])) == 5
+    assert cli.main([*settings, "+data.columns.pictures.mask=mask", "task.mask=false"]) == 0
+    assert losses(runs.newest("train")) != curves[0]
+    capsys.readouterr()
+    assert cli.main(settings) == 2
+    assert "data.source: the data give image, prompt, and not mask" in capsys.readouterr().err
 
 
 def test_losses_of_each_variant_of_the_adapter_are_equal_bit_for_bit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
