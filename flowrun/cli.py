@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from flowrun import launch, overrides
 from flowrun.compose import CONF, option_folders, option_names, reworded, to_run
-from flowrun.config import ConfigError, Run, UserError
+from flowrun.config import ConfigError, Run, UserError, one_name
 from flowrun.sweep import REASON, Sweep
 
 # Flags that choose files: a sweep's jobs need them too.
@@ -145,6 +145,7 @@ def _given(parsed: Sequence[Override], key: str) -> Any:
 def _sweep(flags: Namespace, parsed: Sequence[Override]) -> Sweep:
     run_id = _given(parsed, "run_id")
     run_id = launch.new_run_id() if run_id is None else str(run_id)
+    one_name("run_id", run_id)
     outputs = Path(os.environ.get("FLOWRUN_OUTPUTS", "outputs")).absolute()
     files = [(flag, getattr(flags, name)) for name, flag in FILE_FLAGS.items() if getattr(flags, name) is not None]
     dry = flags.multirun and _given(parsed, "dry_run") is True

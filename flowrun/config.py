@@ -93,8 +93,8 @@ class Verify(Enum):
     full = "full"
 
 
-def _one_name(key: str, value: str) -> None:
-    """It stands in a directory's name."""
+def one_name(key: str, value: str) -> None:
+    """What stands in a directory's name. Raises ConfigError."""
     if not re.fullmatch(r"[\w+-][\w.+-]{0,99}", value):
         fix = "it stands in a directory's name: give up to 100 letters, digits and . _ + -"
         raise ConfigError(key, f"is {value!r}", fix)
@@ -190,7 +190,7 @@ class Model:
     dtype: Precision
 
     def __post_init__(self) -> None:
-        _one_name("model.name", self.name)
+        one_name("model.name", self.name)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -203,7 +203,7 @@ class Task:
     trainable_models: list[str]
 
     def __post_init__(self) -> None:
-        _one_name("task.name", self.name)
+        one_name("task.name", self.name)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -234,7 +234,7 @@ class Run:
 
     def __post_init__(self) -> None:
         _at_least("processes", self.processes, 1)
-        _one_name("run_id", self.run_id)
+        one_name("run_id", self.run_id)
         for name in ("model", "data", "task", "adapter"):
             if not isinstance(getattr(self, name), dict):
                 fix = f"choose an option, {name}=NAME; --help lists them"

@@ -23,6 +23,8 @@ SIDE = 128  # pixels of a tile's longer side; larger pictures are made smaller
 
 def contact_sheet(variants: Variants, rows: Sequence[Row]) -> Image.Image | None:
     """Rows of every size, evenly spread, each in another of its variants; None when the data hold no pictures."""
+    if not variants.source.names:  # only the cache is left of them
+        return None
     tiles, captions = [], []
     for number, index in enumerate(spread(rows)):
         seen = variants.source.variant(rows[index], number % variants.source.variants)

@@ -54,6 +54,19 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def missing(path: Path) -> str:
+    """Empty when something is at `path`; else why it cannot be used: that it does not exist, or the system's reason."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "does not exist"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except ValueError as error:  # a zero byte in the name
+        return f"is no path: {error}"
+    return ""
+
+
 def obstacle(folder: Path) -> str:
     """Why `folder` cannot be made or written to, as far as can be seen; empty when nothing is in the way."""
     places = (folder.absolute(), *folder.absolute().parents)

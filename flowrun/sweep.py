@@ -33,6 +33,7 @@ from flowrun.launch import STOPPED, Command, inside_ranks, run_children
 STATUS = {0: "ok", 2: "refused", STOPPED: "stopped"}  # of a job, by its exit code; any other code: failed
 ALWAYS = ("job", "status", "seconds")  # columns that the printed table has in any case
 SAID = ("status", "stage", "task", "model")  # of result.json, which other columns say
+RESULT = "result.json"
 LONGEST = 80  # characters of a job's directory name
 REASON = "FLOWRUN_SWEEP_REASON"  # names the file where a job writes why it ended, before it has a directory
 WIDEST = 40  # characters of a cell in the printed table; sweep.csv holds all of it
@@ -90,6 +91,9 @@ class Sweep:
         directory = self.root / _name(number, swept)
         sys.stdout.write(f"job {number}: {' '.join(swept) or 'nothing swept'} -> {directory}\n")
         sys.stdout.flush()
+        if _finished(directory):  # by a child that outlived its sweep
+            self._add({**settings, "status": STATUS[0], **_result(directory), "directory": str(directory)})
+            return
         reason = self.written / f".{number}.reason"
         environment = {"FLOWRUN_RUN_DIR": str(directory), "FLOWRUN_SWEEP": self.run_id,
                        "FLOWRUN_RUN_ID": f"{self.run_id}-{number}", REASON: str(reason)}  # fmt: skip
@@ -189,9 +193,17 @@ def _taken(reason: Path) -> dict[str, str]:
     return {"result.reason": text}
 
 
+def _finished(directory: Path) -> bool:
+    """Whether a run there ended well, whatever the table says."""
+    try:
+        return json.loads((directory / RESULT).read_text()).get("status") == "finished"
+    except (FileNotFoundError, ValueError):
+        return False
+
+
 def _result(directory: Path) -> dict[str, str]:
     """The scalar values of the job's result.json, each under `result.<name>`."""
-    file = directory / "result.json"
+    file = directory / RESULT
     if not file.exists():
         return {}
     result = {k: v for k, v in json.loads(file.read_text()).items() if k not in SAID}

@@ -40,6 +40,9 @@ def test_a_folder_that_is_no_run_and_a_run_without_a_cache_are_named(
 ) -> None:
     assert main(["show", str(tmp_path / "none")]) == 2
     assert "none holds no config.yaml; give the directory of a run" in capsys.readouterr().err
+    for out in ("nowhere/x.png", "x.foo"):
+        assert main(["show", str(tmp_path), "--out", out]) == 2
+        assert f"--out: {out} cannot be written; name a picture" in capsys.readouterr().err
     whole = runs("task=sft", "train.steps=1")
     assert main(["show", str(whole)]) == 2
     assert "uses no cache" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flowrun.cache.facade import Cache
-from flowrun.config import UserError
+from flowrun.config import ConfigError, UserError
 
 SHOWN = 20  # faults printed in full
 
@@ -48,8 +48,12 @@ def _prune(cache: Cache, options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from PIL import Image
+
     from flowrun.decoded import cached_pictures  # imports torch and the run, which nothing else here needs
 
+    if options.out.suffix not in Image.registered_extensions() or not options.out.absolute().parent.is_dir():
+        raise ConfigError("--out", f"{options.out} cannot be written", "name a picture, e.g. cached.png, in an existing folder")
     sheet = cached_pictures(options.run_dir)
     sheet.save(options.out)
     sys.stdout.write(f"{options.out.absolute()}\n")

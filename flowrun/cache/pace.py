@@ -39,7 +39,8 @@ class Pace:
 
     def read(self) -> dict[str, Work]:
         try:
-            return {kind: Work(*figures) for kind, figures in json.loads(self.path.read_text()).items()}
+            known = {kind: Work(*figures) for kind, figures in json.loads(self.path.read_text()).items()}
+            return {kind: work for kind, work in known.items() if work.rows > 0}
         except FileNotFoundError:
             return {}
         except (ValueError, TypeError, AttributeError) as error:

@@ -53,8 +53,12 @@ class Quarantine:
 
     def __iter__(self) -> Iterator[tuple[Path, Fault]]:
         for path in sorted(self.folder.glob("*.json")):
-            if FAULT_NAME.fullmatch(path.name):
-                yield path, Fault(**json.loads(path.read_text()))
+            if match := FAULT_NAME.fullmatch(path.name):
+                try:
+                    yield path, Fault(**json.loads(path.read_text()))
+                except (ValueError, TypeError):  # written by someone else: all of the shard counts as damaged
+                    shard = path.name.removesuffix(".json").removesuffix(match[4] or "")
+                    yield path, Fault(shard, None, None, "", f"the note about it, {path.name}, cannot be read")
 
     def shards(self) -> set[str]:
         """Shards that are set aside whole."""

@@ -1,4 +1,4 @@
-"""Content hashes of source files, remembered by (path, size, time of change, inode): a file is read once. No torch.
+"""Content hashes of source files, remembered by (path, size, times of change, inode): a file is read once. No torch.
 
 They lie in segments that are written once each and appear atomically; any number of processes may add some.
 """
@@ -59,7 +59,7 @@ class Sources:
             with open(path, "rb") as file:
                 found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=KEY_BYTES)).digest()
             self.read += 1
-            if _stamp(path) == key and begun - path.stat().st_mtime_ns > CLOCK_TICK_NS:
+            if _stamp(path) == key and begun - path.stat().st_ctime_ns > CLOCK_TICK_NS:
                 self._known[key] = self._new[key] = found
         return found
 
@@ -102,7 +102,8 @@ class Sources:
 
 def _stamp(path: Path) -> bytes:
     status = os.stat(path)
-    return digest("file", str(path), status.st_size, status.st_mtime_ns, status.st_ino)
+    # The time of change of the entry itself cannot be set back, as tools that unpack or copy files set the other one.
+    return digest("file", str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 def folder_identity(folder: Path, hash_file: Callable[[Path], bytes]) -> bytes:

@@ -6,6 +6,7 @@ Text is UTF-8, with or without a byte order mark; it counts without white space 
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -74,7 +75,9 @@ def captions(value: Any, lines: Lines) -> list[str]:
     """A text, or a list of texts, as captions without repetition. Raises ValueError when it is neither or empty."""
     texts = value if isinstance(value, list) else [value]
     if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise ValueError(f"holds {wrong[0]!r} where a text is needed")
+        raise ValueError(f"holds {reprlib.repr(wrong[0])} where a text is needed")
+    if broken := [text for text in texts if any("\ud800" <= letter <= "\udfff" for letter in text)]:
+        raise ValueError(f"is no text: {broken[0][:40]!a} holds half of a surrogate pair")
     stripped = [text.replace("\r\n", "\n").replace("\r", "\n").strip() for text in texts]
     found = {
         Lines.whole: stripped,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flowrun.cache.key import digest
-from flowrun.files import HashFile
+from flowrun.files import HashFile, missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,9 @@ def size_of(file: File) -> int:
     return file.stat().st_size if isinstance(file, Path) else file.size
 
 
-def is_there(file: File) -> bool:
-    return file.exists() if isinstance(file, Path) else True
+def absence(file: File) -> str:
+    """Why it is not there, as `flowrun.files.missing`; empty when it is."""
+    return missing(file) if isinstance(file, Path) else ""
 
 
 def content(file: File, hash_file: HashFile) -> bytes:

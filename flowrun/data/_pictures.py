@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from enum import Enum
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,8 @@ from flowrun.data import _picture as picture
 from flowrun.data._augment import CENTRE, Augment, Look, Several
 from flowrun.data._geometry import RESIZING, Geometry
 from flowrun.data._listing import MOST_COMPARED
-from flowrun.data._member import File, content, is_there
-from flowrun.files import HashFile
+from flowrun.data._member import File, absence, content
+from flowrun.files import HashFile, missing
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +103,9 @@ class Pictures(Source):
         """All entries in a fixed order. Raises ConfigError when there is nothing to look at."""
 
     def rows(self) -> list[Row]:
-        found, rows, faults = self.find(), [], []
+        found, rows, faults, near = self.find(), [], [], _Near()
         for entry in tqdm(found.entries, "data", unit="row", disable=not sys.stderr.isatty(), leave=False):
-            size, reasons = self._look_at(entry)
+            size, reasons = self._look_at(entry, near)
             if reasons:
                 faults.append((entry, "; ".join(reasons)))
             else:
@@ -115,7 +117,7 @@ class Pictures(Source):
         return "" if self.config.path is None else str(Path(self.config.path).expanduser().resolve())
 
     def gone(self) -> bool:
-        return self.config.path is not None and not Path(self.place()).exists()
+        return self.config.path is not None and missing(Path(self.place())) == "does not exist"
 
     def load(self, row: Row, names: Collection[str] | None = None) -> dict[str, Any]:
         wanted, look = self.names if names is None else names, row.extra.get("look", Look(row.prompt))
@@ -147,13 +149,13 @@ class Pictures(Source):
                for name, file in row.files.items()},
         }  # fmt: skip
 
-    def _look_at(self, entry: Entry) -> tuple[tuple[int, int], list[str]]:
+    def _look_at(self, entry: Entry, near: _Near) -> tuple[tuple[int, int], list[str]]:
         """(height, width) after geometry, and everything that is wrong with the row's pictures and captions."""
         sizes, reasons = [], []
         for name, file in entry.files.items():
             said = "" if len(entry.files) == 1 else f"{name} {file.name} "
-            if not is_there(file):
-                reasons.append(f"{file} does not exist" + _near(file))
+            if why := absence(file):
+                reasons.append(f"{file} {why}{near.hint(file)}")
                 continue
             try:
                 own = picture.check(file, self.config.max_pixels, self._full)
@@ -183,9 +185,9 @@ class Pictures(Source):
     def _settle(self, found: Found, rows: list[Row], faults: list[tuple[Entry, str]]) -> None:
         """Stop or skip as configured; `skipped` says what was left out and why. Raises DataError."""
         self.ignored = found.ignored
-        self.skipped = sorted((entry.id, reason) for entry, reason in faults)
+        self.skipped = [(entry.id, reason) for entry, reason in faults]
         if faults and (self.config.on_error is OnError.stop or not rows):
-            lines = [f"{entry.where}: {reason}" for entry, reason in sorted(faults, key=lambda fault: fault[0].where)]
+            lines = [f"{entry.where}: {reason}" for entry, reason in faults]
             which = f"{len(faults)} of {len(faults) + len(rows)} rows"
             remedy = "repair them" if not rows else "repair them, or leave them out with data.on_error=skip"
             raise DataError(lines, f"data.path: {which} cannot be used; {remedy}{found.unread}")
@@ -193,7 +195,22 @@ class Pictures(Source):
             log.info("%s: %d hidden or other files ignored%s", self.place(), found.ignored, found.unread)
 
 
-def _near(missing: Path) -> str:
-    names = [file.name for file in missing.parent.iterdir()] if missing.parent.is_dir() else []
-    near = get_close_matches(missing.name, names[:MOST_COMPARED], n=1)
-    return f", but there is {near[0]}" if near else ""
+class _Near:
+    """Names like that of a missing file; each folder is listed once."""
+
+    def __init__(self) -> None:
+        self._names: dict[Path, list[str]] = {}
+
+    def hint(self, missing: Path) -> str:
+        if missing.parent not in self._names:
+            self._names[missing.parent] = self._listed(missing.parent)
+        near = get_close_matches(missing.name, self._names[missing.parent], n=1)
+        return f", but there is {near[0]}" if near else ""
+
+    @staticmethod
+    def _listed(folder: Path) -> list[str]:
+        """At most so many that comparing spelling stays quick; none of a folder that cannot be read."""
+        try:
+            return [entry.name for entry in islice(os.scandir(folder), MOST_COMPARED)]
+        except OSError:
+            return []

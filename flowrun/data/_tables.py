@@ -128,4 +128,4 @@ def _parquet(path: Path) -> Iterator[Line]:
     except (OSError, ArrowException) as error:
         raise DataError([f"{path} cannot be read: {error}"], "data.path: repair the table") from error
     for number, row in enumerate(rows, start=1):
-        yield Line(f"{path}, row {number}", row)
+        yield Line(f"{path}, row {number}", {name: str(v) if type(v) is int else v for name, v in row.items()})

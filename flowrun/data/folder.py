@@ -11,6 +11,7 @@ from flowrun.data import _picture as picture
 from flowrun.data._captions import Caption, CaptionFault, read_captions
 from flowrun.data._listing import list_folder
 from flowrun.data._pictures import Entry, Found, Pictures
+from flowrun.files import missing
 
 
 class Folder(Pictures):
@@ -45,8 +46,8 @@ def folder(path: str | None) -> Path:
     if path is None:
         raise ConfigError("data.path", "names no folder", "give data.path=FOLDER with pictures and captions")
     root = Path(path).expanduser().absolute()
-    if not root.exists():
-        raise ConfigError("data.path", f"{root} does not exist", "give an existing folder")
+    if why := missing(root):
+        raise ConfigError("data.path", f"{root} {why}", "give an existing folder that you may read")
     if not root.is_dir():
         raise ConfigError("data.path", f"{root} is a file", "give the folder that holds it, or read a table with data=table")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from flowrun.data._captions import Lines, captions
 from flowrun.data._columns import Columns
 from flowrun.data._pictures import ID_HEX, Entry, Found, Pictures
 from flowrun.data._tables import Line, read_table
+from flowrun.files import missing
 
 
 class Table(Pictures):
@@ -46,7 +48,8 @@ class Table(Pictures):
                 records.setdefault(key, _Record(line.where)).add(line.where, said, faults)
         if not records and not broken:
             raise ConfigError("data.path", f"{path} has no rows", "give a table with a line for each row")
-        return Found([*broken, *self._entries(root, records)])
+        order = {line.where: number for number, line in enumerate(lines)}
+        return Found(sorted([*broken, *self._entries(root, records)], key=lambda entry: order[entry.where]))
 
     def _read(self, line: Line) -> tuple[tuple[str, ...] | None, list[str], list[str]]:
         """(what tells the row from others, faults, captions) of one line. The first is None when it cannot be told."""
@@ -101,7 +104,7 @@ class _Record:
 def _no_path(value: Any) -> str:
     """Why a cell names no picture file; empty when it may."""
     if not isinstance(value, str):
-        return f"is {value!r} where a path is needed"
+        return f"is {reprlib.repr(value)} where a path is needed"
     if not value.strip():
         return "is empty"
     return f"is a web address, {value}: download the pictures first" if value.startswith(("http://", "https://")) else ""
@@ -111,9 +114,11 @@ def _table(path: str | None) -> Path:
     if path is None:
         raise ConfigError("data.path", "names no table", "give data.path=FILE that names pictures and captions")
     table = Path(path).expanduser().absolute()
+    if (why := missing(table)) and why != "does not exist":
+        raise ConfigError("data.path", f"{table} {why}", "give a table that you may read")
     if table.is_dir():
         raise ConfigError("data.path", f"{table} is a folder", "give a table in it, or read its pictures with data=folder")
-    if not table.exists():
+    if why:
         near = get_close_matches(table.name, [f.name for f in table.parent.iterdir()] if table.parent.is_dir() else [])
         raise ConfigError("data.path", f"{table} does not exist", f"did you mean {near[0]}?" if near else "give an existing file")
     return table

@@ -12,6 +12,7 @@ from flowrun.data import _picture as picture
 from flowrun.data._captions import Caption, CaptionFault, captions_in
 from flowrun.data._member import Member
 from flowrun.data._pictures import Entry, Found, Pictures
+from flowrun.files import missing
 
 MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
@@ -66,8 +67,8 @@ def _archives(path: str | None) -> list[Path]:
     if path is None:
         raise ConfigError("data.path", "names no archive", "give data.path=FILE.tar, or a folder of them")
     place = Path(path).expanduser().absolute()
-    if not place.exists():
-        raise ConfigError("data.path", f"{place} does not exist", "give a tar archive, or a folder of them")
+    if why := missing(place):
+        raise ConfigError("data.path", f"{place} {why}", "give a tar archive, or a folder of them")
     found = sorted(place.glob("*.tar")) if place.is_dir() else [place]
     if not found:
         raise ConfigError("data.path", f"{place} holds no .tar files", "give a tar archive, or a folder of them")

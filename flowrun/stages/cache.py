@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from flowrun.cache.pace import Work
 from flowrun.cache.reader import put_record
 from flowrun.cache.writer import Writer
 from flowrun.config import DataError, Failure, Stopped
+from flowrun.data import Source
 from flowrun.disk import check_room
 from flowrun.dist import Dist
 from flowrun.feed import row_inputs, unit_inputs
@@ -139,6 +140,8 @@ class _Filler:
         Raises Failure when it does not even for one row."""
         began, before = time.monotonic(), self.bytes
         tasks = {job: task for job in jobs if (task := self._task(job)) is not None}
+        for job in set(jobs) - set(tasks):
+            self._make_rest(job)
         if not tasks:
             return
         found = self._run(list(tasks), list(tasks.values()))
@@ -162,6 +165,19 @@ class _Filler:
             self.faults[job.row.id] = error.faults
             return None
         return State(shared=inputs), Draws(self.seed, job.row.id, FROZEN), self.library.stored(job, self.missing)
+
+    def _make_rest(self, job: Job) -> None:
+        """What a row with a fault can still give: its caption may be that of many rows."""
+        units, source = job.shelf.split.units, job.shelf.source
+        lost = {name for name in unit_inputs([units[i] for i in job.units], source) if not _loads(source, job, name)}
+        kept = []
+        for i in job.units:
+            if units[i].is_barrier or lost & {name for _, name in units[i].reads}:
+                lost |= {name for _, name in units[i].writes}
+            else:
+                kept.append(i)
+        if kept and lost:
+            self.make([replace(job, units=tuple(kept))])
 
     def _run(self, jobs: Sequence[Job], tasks: Sequence[Task]) -> list[dict[int, Record]] | None:
         """What each job's units return; None when memory does not suffice for several at once."""
@@ -188,6 +204,14 @@ class _Filler:
                 self.bytes += sum(
                     t.numel() * t.element_size() for value in record.values.values() for t in tensors(value)
                 )
+
+
+def _loads(source: Source, job: Job, name: str) -> bool:
+    try:
+        row_inputs(source, job.row, job.change, frozenset({name}))
+    except DataError:
+        return False
+    return True
 
 
 def _compare(alone: Mapping[int, Record], together: Mapping[int, Record], rows: int) -> None:

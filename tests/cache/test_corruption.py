@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def cache(tmp_path: Path) -> Path:
     write_manifest(root, PARTS, rows)
     picture = tmp_path / "picture.png"
     picture.write_bytes(b"content")
-    os.utime(picture, (1, 1))  # what changed just now is not remembered
+    time.sleep(0.03)  # what changed just now is not remembered
     with Sources(root, Verify.first_read) as sources:
         sources.hash_file(picture)
     return root

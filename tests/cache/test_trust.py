@@ -8,7 +8,7 @@ import pytest
 import torch
 from cache_samples import fill, flip, key_of, same, shard_files, value_at, value_of
 
-from flowrun.cache import quarantine
+from flowrun.cache import Cache, quarantine
 from flowrun.cache.catalog import DamagedValue
 from flowrun.cache.store import Store
 from flowrun.cache.tensorfile import write_tensorfile
@@ -148,3 +148,15 @@ def test_a_cache_that_cannot_be_written_is_still_read_and_checked(root: Path, mo
         store.get(key_of(1))
     assert store.missing([key_of(n) for n in range(3)]) == [key_of(1)]
     assert same(store.get(key_of(0)), value_of(0))
+
+
+@pytest.mark.parametrize(("ending", "content"), [(".json", "bad"), (".1.json", "[1]"), (".json", '{"shard": 1}')])
+def test_a_note_about_damage_that_cannot_be_read_sets_its_shard_aside(root: Path, ending: str, content: str) -> None:
+    fill(root, range(4), per_shard=2)
+    (path,) = [path for path in shard_files(root) if value_of(1).numpy().tobytes() in path.read_bytes()]
+    (root / "quarantine").mkdir(exist_ok=True)
+    (root / "quarantine" / f"{path.name}{ending}").write_text(content)
+    everything = [key_of(n) for n in range(4)]
+    assert Store(root).missing(everything) == [key_of(0), key_of(1)]
+    fill(root, range(2), per_shard=2)
+    assert Store(root).missing(everything) == [] and Cache(root).verify() == []

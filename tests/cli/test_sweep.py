@@ -175,6 +175,22 @@ def test_a_stopped_sweep_goes_on_with_the_jobs_that_have_not_ended_well(commands
     assert out.count("job 0: is done") == 2 and out.count("sweep.csv") == 3
 
 
+def test_a_job_that_outlived_its_killed_sweep_is_done(commands):
+    """Its row was never written: the parent died before."""
+    folder = Path("outputs/sweeps/mine/0-seed=0")
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps({"status": "finished", "loss": 0.5, "seconds": 3}))
+    assert cli.main(["-m", "seed=0,1", "run_id=mine"]) == 0
+    assert [Path(command.environment["FLOWRUN_RUN_DIR"]).name for command in commands] == ["1-seed=1"]
+    assert [(row["status"], row["result.loss"]) for row in rows()] == [("ok", "0.5"), ("ok", "")]
+
+
+def test_a_sweep_has_a_name_that_is_no_path(commands, capfd, elsewhere):
+    assert cli.main(["-m", "seed=0,1", "run_id=../x"]) == 2
+    assert capfd.readouterr().err.startswith("flowrun: run_id: is '../x'; it stands in a directory's name")
+    assert not commands and not list(elsewhere.parent.rglob("multirun.yaml"))
+
+
 def test_a_dry_sweep_writes_nothing(commands, capfd, elsewhere):
     commands.codes = [0, 2]
     assert cli.main(["-m", "seed=0,1", "dry_run=true"]) == 1

@@ -199,6 +199,10 @@ CSV = "file_name,text\n"
         ("t.json", '[{"file_name": "a.png",\n "text": }]', "t.json is no valid JSON: Expecting value in line 2, column 10"),
         ("t.json", '[{"file_name": "a.png", "text": "x"}, 3]', "t.json, entry 2: is no JSON object"),
         ("t.json", "3", "t.json, entry 1: is no JSON object"),
+        ("t.jsonl", '{"file_name": "a.png", "text": "bad \\ud800 x"}', "text is no text: 'bad \\ud800 x' holds half of"),
+        ("t.jsonl", '{"file_name": {"bytes": "' + "x" * 9999 + '"}, "text": "x"}', "line 1: file_name is {'bytes': 'xxxx"),
+        ("t.csv", CSV + "x" * 300 + ".png,x\n", "cannot be read: File name too long"),
+        ("t.csv", CSV + "a.png/b.png,x\n", "a.png/b.png does not exist"),
         ("t.parquet", "no parquet", "t.parquet cannot be read"),
     ],
 )
@@ -207,6 +211,7 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, name: str, content
     (tmp_path / "zero.png").touch()
     found = faults(make(text(tmp_path / name, content)))
     assert message.replace("DIR", str(tmp_path)) in found[0] and str(tmp_path / name) in found[0]
+    assert len(found[0]) < 1000
 
 
 def test_all_faults_are_listed_at_once_or_skipped_each_with_its_reason(tmp_path: Path) -> None:
@@ -257,6 +262,18 @@ def test_a_path_that_is_no_table_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             make(path).rows()
+
+
+def test_numbers_of_a_parquet_file_are_taken_as_text(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    as_parquet(tmp_path / "t.parquet", [{"id": 7, "file_name": "a.png", "text": 12}])
+    (row,) = make(tmp_path / "t.parquet", columns={**COLUMNS, "id": "id"}).rows()
+    assert (row.id, row.prompt) == ("7", "12")
+
+
+def test_faults_stand_in_the_order_of_the_lines(tmp_path: Path) -> None:
+    path = text(tmp_path / "t.csv", CSV + "".join(f"{n}.png,x\n" for n in range(12)))
+    assert [int(line.partition(": ")[0].rpartition(" ")[2]) for line in faults(make(path))[:-1]] == list(range(2, 14))
 
 
 def test_parquet_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,3 +202,18 @@ def test_a_picture_that_nothing_reads_is_mentioned(runs: Runs, capsys: pytest.Ca
     more = "+data.columns.pictures.condition_image=other"
     assert cli.main([*settings, "data=table", "data.path=t.csv", more, "dry_run=true"]) == 0
     assert "data: condition_image is read by nothing in this model and task" in capsys.readouterr().err
+
+
+def test_a_caption_that_sound_rows_share_with_a_damaged_one_is_stored_for_them(runs: Runs) -> None:
+    folder = runs.folder / "pictures"
+    folder.mkdir()
+    for name in "abc":
+        Image.effect_noise((32, 32), 80).convert("RGB").save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text("the same")
+    whole = (folder / "a.png").read_bytes()
+    (folder / "a.png").write_bytes(whole[: len(whole) // 2])
+    settings = [*(text for text in SMALL if not text.startswith("data.")), "data=folder", "data.path=pictures"]
+    assert cli.main([*settings, "stage=cache"]) == 2
+    (folder / "a.png").unlink()
+    (folder / "a.txt").unlink()
+    assert not assemble(settings).library.missing()
