@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,13 +75,19 @@ def _opened(path: Path, max_pixels: int) -> Iterator[Image.Image]:
     try:
         if path.stat().st_size == 0:
             raise PictureFault("the file is empty (0 bytes)")
-        with Image.open(path, formats=FORMATS) as picture:
+        with _open(path) as picture:
             _check_header(picture, max_pixels)
             yield picture
     except UnidentifiedImageError as error:
         raise PictureFault("is no PNG, JPEG, WebP or BMP picture, or its header is damaged") from error
     except BROKEN as error:
         raise PictureFault(f"cannot be read: {error}") from error
+
+
+def _open(path: Path) -> Image.Image:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # how large is too large, data.max_pixels says
+        return Image.open(path, formats=FORMATS)
 
 
 def _check_header(picture: Image.Image, max_pixels: int) -> None:
