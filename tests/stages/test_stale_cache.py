@@ -89,12 +89,14 @@ def test_another_model_of_the_same_sizes_is_named_old_and_new_and_what_it_makes_
     """In a folder of its own, or put in the place of the one before."""
     assemble(settings(cached)).library.require("COMMAND")
     shutil.copytree(cached / "saved", tmp_path / "as_it_was")
-    folder = shutil.copytree(cached / "saved", cached / place, dirs_exist_ok=True)
+    folder = cached / place
+    if place != "saved":
+        shutil.copytree(cached / "saved", folder)
     try:
         change(folder)
         line = refusal(assemble(settings(cached, weights=place)).library)
     finally:
-        shutil.rmtree(cached / place)
+        shutil.rmtree(folder)
         shutil.copytree(tmp_path / "as_it_was", cached / "saved", dirs_exist_ok=True)
     assert f"; {name}: cached with " in line
     old, new = line.partition(f"; {name}: cached with ")[2].partition(";")[0].split(", configured ")
