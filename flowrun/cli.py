@@ -27,6 +27,7 @@ from flowrun import launch, overrides
 from flowrun.compose import CONF, option_folders, option_names, reworded, to_run
 from flowrun.config import ConfigError, Run, UserError, one_name
 from flowrun.sweep import REASON, Sweep
+from flowrun.utf8 import speak_utf8
 
 # Flags that choose files: a sweep's jobs need them too.
 FILE_FLAGS = {"config_dir": "--config-dir", "config_name": "--config-name", "config_path": "--config-path"}
@@ -34,6 +35,8 @@ FILE_FLAGS = {"config_dir": "--config-dir", "config_name": "--config-name", "con
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Errors that are not the user's leave as they are, with a traceback."""
+    if argv is None:
+        speak_utf8()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         with _sigterm_interrupts():

@@ -23,6 +23,7 @@ from flowrun.files import write_atomic
 from flowrun.finished import Finished, saved_run
 from flowrun.nearest import pictures_of, score
 from flowrun.plan import columns
+from flowrun.utf8 import speak_utf8
 
 
 @dataclass(frozen=True)
@@ -108,4 +109,5 @@ def _told(c: Comparison) -> str:
 
 
 if __name__ == "__main__":
+    speak_utf8()
     sys.exit(main())

@@ -125,8 +125,8 @@ class Library:
         """Raises ConfigError when anything is missing: what, why as far as can be told, and the command that repairs."""
         missing, source = self.missing(), self.rows.source
         there = newest_manifest(self.root, self.run.model["name"], self.run.data["source"], source.place())
-        changed = there.parts.differences(self.parts()) if there else []
-        for warning in there.parts.warnings(self.parts()) if there else []:
+        changed = [] if there is None else there.parts.differences(self.parts())
+        for warning in [] if there is None else there.parts.warnings(self.parts()):
             log.warning("cache: %s; the last bits of its values may differ from those made now", warning)
         if changed and isinstance(self.rows.source, Remembered):
             raise ConfigError(

@@ -25,6 +25,7 @@ from flowrun.config import ConfigError, UserError
 from flowrun.data import Source
 from flowrun.files import write_atomic
 from flowrun.registry import SOURCES
+from flowrun.utf8 import speak_utf8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,4 +135,5 @@ def _read(path: Path) -> Tensor:
 
 
 if __name__ == "__main__":
+    speak_utf8()
     sys.exit(main())

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from omegaconf import OmegaConf
 
 from flowrun.config import ConfigError, Run
+from flowrun.disk import saving
 from flowrun.files import obstacle, write_atomic
 from flowrun.graph import seed_of
 
@@ -54,7 +55,9 @@ class RunDir:
     _before: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def save_text(self, name: str, text: str) -> Path:
-        return write_atomic(self.path / name, text.encode())
+        """Raises Failure when the disk is full."""
+        with saving(self.path, name):
+            return write_atomic(self.path / name, text.encode())
 
     def save_result(self, result: dict[str, Any]) -> Path:
         return self.save_text("result.json", json.dumps(result, indent=2) + "\n")
@@ -120,8 +123,9 @@ def open_run(run: Run, stage: str, resume_from: Path | None, data: str) -> RunDi
     again = (path / STAMP).exists() and _unfinished(path / STAMP, identity(run, data))  # a sweep's, stopped in this stage
     if resume_from is None and (path / "result.json").exists() and not (again and run.resume == "auto"):
         raise ConfigError("run_id", f"{path} already holds a run", "leave run_id out, or resume=DIR to go on with it")
-    path.mkdir(parents=True, exist_ok=True)
-    lock = _try_lock(path)
+    with saving(path, "config.yaml"):
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _try_lock(path)
     if lock is None:
         raise ConfigError("resume", f"another process is using {path}", "wait for it, or start anew with resume=none")
     kept = [path / name for name in KEPT if resume_from is not None and (path / name).is_file()]

@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from flowrun import launch, rundir
-from flowrun.config import ConfigError, Lost, Run, Stage, Stopped
+from flowrun.config import ConfigError, Failure, Lost, Run, Stage, Stopped
 from flowrun.contact import contact_sheet
+from flowrun.disk import saving
 from flowrun.dist import Dist, make_dist
 from flowrun.files import write_atomic
 from flowrun.rundir import RunDir
@@ -35,6 +36,25 @@ class Console(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record), file=sys.stderr)
+
+
+class LogFile(logging.FileHandler):
+    """A full disk costs the run its further lines here, which the terminal shows too, and nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8", delay=True)
+        self._full = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(error := sys.exc_info()[1], OSError):
+            super().handleError(record)
+        elif not self._full:
+            self._full = True
+            log.warning("%s cannot be written: %s", self.baseFilename, error.strerror)
+
+    def close(self) -> None:
+        with suppress(OSError):  # of lines that have been said to be lost
+            super().close()
 
 
 class Session:
@@ -146,14 +166,15 @@ class Session:
             if folder.resumed and isinstance(error, ConfigError):
                 folder.undo()
                 raise
-            folder.save_result(
-                {
-                    "status": "stopped" if stopped else "failed",
-                    "stage": stage.value,
-                    "reason": str(error),
-                    "seconds": time.monotonic() - began,
-                }
-            )
+            with _told(Failure):  # a full disk must not hide what went wrong before
+                folder.save_result(
+                    {
+                        "status": "stopped" if stopped else "failed",
+                        "stage": stage.value,
+                        "reason": str(error),
+                        "seconds": time.monotonic() - began,
+                    }
+                )
             raise
         finally:
             folder.close()
@@ -176,14 +197,24 @@ def _save_sheet(assembly: Assembly, path: Path) -> Path | None:
         return None
     png = io.BytesIO()
     sheet.save(png, format="PNG")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return write_atomic(path, png.getvalue())
+    with saving(path.parent, path.name):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return write_atomic(path, png.getvalue())
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     text = io.StringIO()
     csv.writer(text).writerows([header, *rows])
     return text.getvalue()
+
+
+@contextmanager
+def _told(kind: type[Exception]) -> Any:
+    """An error of this kind becomes a line."""
+    try:
+        yield
+    except kind as error:
+        log.warning("%s", error)
 
 
 def _said_here(record: logging.LogRecord) -> bool:
@@ -196,7 +227,7 @@ def _logged(path: Path) -> Any:
     """Everything that is logged also goes to the file, with times; so does the traceback of what ends the block.
 
     The first process's; of the others what they met alone."""
-    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler = LogFile(path)
     where = f"rank {launch.rank()} " if launch.rank() else ""
     handler.setFormatter(logging.Formatter(f"%(asctime)s {where}%(levelname)s %(name)s: %(message)s"))
     handler.addFilter(_said_here)

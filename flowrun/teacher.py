@@ -24,6 +24,7 @@ from flowrun.finished import Finished, saved_run
 from flowrun.pairs import COLUMNS, TABLE
 from flowrun.progress import Progress
 from flowrun.sampling import CHUNK
+from flowrun.utf8 import speak_utf8
 
 ABOUT = "teacher.json"
 
@@ -94,4 +95,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    speak_utf8()
     sys.exit(main())

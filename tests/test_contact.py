@@ -19,9 +19,9 @@ GEOMETRY = {"mode": "keep", "size": None, "multiple_of": 8, "max_area": None, "a
 TAGS = {"several": "rows", "shuffle": False, "drop": 0.0, "keep": 1, "separator": ","}
 
 
-def folder(path: Path, **augment: object) -> Folder:
+def folder(path: Path, geometry: dict = GEOMETRY, **augment: object) -> Folder:
     node = {"source": "folder", "path": str(path), "on_error": "stop", "check": "headers", "max_pixels": 10_000_000,
-            "ground": [255, 255, 255], "geometry": GEOMETRY, "caption": {"file": "txt", "field": "x", "lines": "whole"},
+            "ground": [255, 255, 255], "geometry": geometry, "caption": {"file": "txt", "field": "x", "lines": "whole"},
             "augment": {"variants": 1, "flip": 0.0, "crop": False, "caption": TAGS, **augment}}  # fmt: skip
     return Folder(SOURCES.build("data", Folder, node))
 
@@ -57,6 +57,20 @@ def test_large_pictures_are_made_small_and_variants_are_shown(tmp_path: Path) ->
     pixels = np.asarray(sheet)
     left = [pixels[40, 4 + n * (128 + 4) + 10].tolist() for n in range(8)]
     assert {tuple(pixel) for pixel in left} == {(255, 0, 0), (255, 255, 255)}, "some are mirrored"
+
+
+def test_a_photo_taken_sideways_is_a_portrait_in_a_portraits_bucket_and_shown_upright(tmp_path: Path) -> None:
+    lying, exif = Image.new("RGB", (40, 20), "red"), Image.Exif()
+    lying.paste("blue", (0, 0, 20, 20))
+    exif[0x0112] = 6  # its left is the top
+    add(tmp_path / "a.png", lying)
+    lying.save(tmp_path / "a.png", exif=exif)
+    buckets = {**GEOMETRY, "mode": "buckets", "area": 40 * 20, "max_aspect": 2.0, "upscale": False, "multiple_of": 4}
+    source = folder(tmp_path, geometry=buckets)
+    assert [row.size for row in source.rows()] == [(40, 20)]
+    pixels = np.asarray(contact_sheet(Variants(source), source.rows()))
+    where = {name: np.argwhere((pixels == colour).all(-1))[:, 0] for name, colour in (("top", (0, 0, 255)), ("end", (255, 0, 0)))}
+    assert where["top"].max() < where["end"].min()
 
 
 def test_what_cannot_be_read_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

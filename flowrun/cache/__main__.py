@@ -10,6 +10,7 @@ from pathlib import Path
 
 from flowrun.cache.facade import Cache
 from flowrun.config import ConfigError, UserError
+from flowrun.utf8 import speak_utf8
 
 SHOWN = 20  # faults printed in full
 
@@ -93,4 +94,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    speak_utf8()
     sys.exit(main())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import mmap
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -76,13 +78,19 @@ def _opened(file: File, max_pixels: int) -> Iterator[Image.Image]:
     try:
         if size_of(file) == 0:
             raise PictureFault("the file is empty (0 bytes)")
-        with open_file(file) as opened, Image.open(opened, formats=FORMATS) as picture:
+        with open_file(file) as opened, _open(opened) as picture:
             _check_header(picture, max_pixels)
             yield picture
     except UnidentifiedImageError as error:
         raise PictureFault("is no PNG, JPEG, WebP or BMP picture, or its header is damaged") from error
     except BROKEN as error:
         raise PictureFault(f"cannot be read: {error}") from error
+
+
+def _open(file: BinaryIO) -> Image.Image:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # how large is too large, data.max_pixels says
+        return Image.open(file, formats=FORMATS)
 
 
 def _check_header(picture: Image.Image, max_pixels: int) -> None:

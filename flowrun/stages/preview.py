@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flowrun import grids
 from flowrun.config import Sample
+from flowrun.disk import saving
 from flowrun.pipelines import Pipeline
 from flowrun.sampling import pictures
 from flowrun.stages.trainer import Trainer
@@ -36,7 +37,7 @@ class Preview:
         return grids.path(self.folder, step)
 
     def save(self, trainer: Trainer, step: int) -> Path:
-        """Draw the grid of `step`; returns its path."""
+        """Draw the grid of `step`; returns its path. Raises Failure when the disk is full."""
         with trainer.weights_applied(), trainer.dist.autocast():
             drawn = pictures(
                 self.pipeline,
@@ -47,6 +48,7 @@ class Preview:
                 self.sample.steps,
                 self.sample.guidance,
             )
-        path = grids.save(self.folder, step, drawn)
+        with saving(self.folder, f"samples of step {step}"):
+            path = grids.save(self.folder, step, drawn)
         log.info("samples of step %d: %s", step, path)
         return path

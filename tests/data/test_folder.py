@@ -157,10 +157,16 @@ def test_a_near_miss_of_a_caption_file_is_mentioned(tmp_path: Path, found: str) 
     assert f"cat.png: has no caption file cat.txt, but there is {found}" in faults(make(tmp_path))
 
 
-def test_a_metadata_file_that_nothing_reads_is_mentioned_when_captions_are_missing(tmp_path: Path) -> None:
-    add(tmp_path / "train/a.png", None)
-    (tmp_path / "metadata.json1").write_text("")
-    assert "not read: metadata.json1" in faults(make(tmp_path))
+@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.json1", "metadata.csv", "captions.json", "train/captions.txt"])
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_pictures_without_captions_are_an_error_that_names_the_file_which_nothing_reads(
+    tmp_path: Path, name: str, on_error: str
+) -> None:
+    for picture in ("a", "b"):
+        add(tmp_path / f"train/{picture}.png", None)
+    (tmp_path / name).write_text('{"file_name": "train/a.png", "text": "a thing"}')
+    text = faults(make(tmp_path, on_error=on_error))
+    assert "2 of 2 rows cannot be used" in text and f"(not read: {Path(name).name})" in text
 
 
 def test_a_line_break_means_what_the_setting_says(tmp_path: Path) -> None:

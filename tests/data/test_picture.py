@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 import zlib
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from PIL import Image, ImageOps, PngImagePlugin
 
 from flowrun.data import _picture as picture
+from flowrun.data._pictures import PILLOW_LIMIT
 
 WHITE = (255, 255, 255)
 LIMIT = 10_000_000
@@ -145,15 +147,83 @@ def test_empty_foreign_and_oversized_files_are_told_apart(tmp_path: Path) -> Non
             picture.check(tmp_path / name, 599, full=False)
 
 
-def test_a_huge_text_chunk_is_a_named_fault(tmp_path: Path) -> None:
-    path = tmp_path / "generated.png"
-    Image.new("RGB", (8, 8)).save(path)
-    text = b"parameters\0\0" + zlib.compress(b"a" * (PngImagePlugin.MAX_TEXT_CHUNK + 1))
-    chunk = struct.pack(">I", len(text)) + b"zTXt" + text + struct.pack(">I", zlib.crc32(b"zTXt" + text))
+def add_chunks(path: Path, kind: bytes, *bodies: bytes, behind: bool) -> None:
+    """Put chunks of one kind into a PNG: after its header, or after its pixels."""
+    chunks = b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for body in bodies
+    )
     data = path.read_bytes()
-    path.write_bytes(data[:33] + chunk + data[33:])  # after signature and IHDR
-    with pytest.raises(picture.PictureFault, match="MAX_TEXT_CHUNK"):
-        picture.check(path, LIMIT, full=False)
+    at = len(data) - 12 if behind else 33  # before IEND, or after signature and IHDR
+    path.write_bytes(data[:at] + chunks + data[at:])
+
+
+LONG = b"a" * (2 * PngImagePlugin.MAX_TEXT_CHUNK)  # 2 MB of what a generator was told
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "bodies"),
+    [
+        (b"zTXt", [b"parameters\0\0" + zlib.compress(LONG)]),
+        (b"iTXt", [b"parameters\0\1\0\0\0" + zlib.compress(LONG)]),
+        (b"zTXt", [b"p%d\0\0" % n + zlib.compress(LONG[: 1 << 20]) for n in range(65)]),  # 65 MB in all
+        (b"tEXt", [b"parameters\0" + LONG]),
+        (b"iTXt", [b"parameters\0\0\0\0\0" + LONG]),
+        (b"zTXt", [b"parameters\0\0" + zlib.compress(LONG)[:100]]),
+    ],
+)
+def test_a_picture_with_a_huge_text_inside_is_read_or_a_named_fault(
+    tmp_path: Path, kind: bytes, bodies: list[bytes], behind: bool
+) -> None:
+    path, pixels = tmp_path / "generated.png", noisy()
+    Image.fromarray(pixels).save(path)
+    add_chunks(path, kind, *bodies, behind=behind)
+    try:
+        size = picture.check(path, LIMIT, full=True)
+        assert size == pixels.shape[:2] and np.array_equal(read(path), pixels)
+    except picture.PictureFault as fault:
+        assert str(fault).startswith("cannot be read: ") and len(str(fault)) < 200
+        with pytest.raises(picture.PictureFault):
+            read(path)
+
+
+def test_a_text_that_pillow_reads_costs_no_picture(tmp_path: Path) -> None:
+    path, pixels = tmp_path / "generated.png", noisy()
+    Image.fromarray(pixels).save(path)
+    add_chunks(path, b"tEXt", b"parameters\0" + LONG, behind=False)
+    assert np.array_equal(read(path), pixels)
+
+
+@pytest.mark.parametrize("name", ["half.tiff", "half.tif", "half.png"])
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_pixels_that_are_no_bytes_are_refused_and_never_cut_to_black(tmp_path: Path, name: str, mode: str) -> None:
+    """Pillow's own conversion makes 0.5 black and 70000 white."""
+    values = np.array([[0.5, 0.25]], np.float32) if mode == "F" else np.array([[70000, 300]], np.int32)
+    Image.fromarray(values).save(tmp_path / name, format="TIFF")
+    for attempt in (lambda: picture.check(tmp_path / name, LIMIT, full=False), lambda: read(tmp_path / name)):
+        with pytest.raises(picture.PictureFault, match="is no PNG, JPEG, WebP or BMP picture"):
+            attempt()
+
+
+def vast(path: Path, side: int) -> None:
+    """A PNG that says it is side x side black and white pixels, without them."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    chunks = [(13, header), (0, b"IDAT"), (0, b"IEND")]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", length) + chunk + struct.pack(">I", zlib.crc32(chunk)) for length, chunk in chunks))  # fmt: skip
+
+
+@pytest.mark.parametrize("side", [3163, 9500, 13000, 14000, 60000])
+def test_the_most_pixels_of_a_picture_are_the_settings_and_not_pillows(tmp_path: Path, side: int) -> None:
+    """Pillow warns above 89 million, which is no fault of the data, and refuses above 179 million."""
+    vast(tmp_path / "vast.png", side)
+    with pytest.raises(picture.PictureFault, match="more than data.max_pixels = 10000000|exceeds limit") as caught:
+        picture.check(tmp_path / "vast.png", LIMIT, full=False)
+    assert str(side * side) in str(caught.value)
+    if side * side <= PILLOW_LIMIT:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert picture.check(tmp_path / "vast.png", PILLOW_LIMIT, full=False) == (side, side)
 
 
 @pytest.mark.parametrize("suffix", ["png", "webp"])

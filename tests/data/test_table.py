@@ -225,6 +225,24 @@ def test_all_faults_are_listed_at_once_or_skipped_each_with_its_reason(tmp_path:
     assert [name for name, _ in source.skipped] == ["b.png", "line 4", "line 5"]
 
 
+@pytest.mark.parametrize("spoilt", [0, 1])
+def test_a_damaged_partner_of_a_picture_is_found_before_the_run_and_its_row_can_be_skipped(
+    tmp_path: Path, spoilt: int
+) -> None:
+    pairs = [(f"{n}.jpg", f"{n}-before.jpg") for n in range(3)]
+    for name in (name for pair in pairs for name in pair):
+        picture(tmp_path / name, (64, 64))
+    half = tmp_path / pairs[1][spoilt]
+    half.write_bytes(half.read_bytes()[: half.stat().st_size // 2])
+    path = tmp_path / "t.csv"
+    as_csv(path, [{"after": after, "before": before, "text": "x"} for after, before in pairs])
+    columns = {"id": None, "caption": "text", "pictures": {"image": "after", "condition_image": "before"}}
+    found = faults(make(path, columns=columns))
+    assert f"line 3: {('image', 'condition_image')[spoilt]} {half.name} cannot be read" in found[0] and "1 of 3 rows" in found[1]
+    source = make(path, columns=columns, on_error="skip")
+    assert [row.id for row in source.rows()] == ["0.jpg", "2.jpg"] and source.skipped[0][0] == "1.jpg"
+
+
 def test_one_name_for_different_pictures_is_a_fault(tmp_path: Path) -> None:
     picture(tmp_path / "a.png"), picture(tmp_path / "b.png")
     path = text(tmp_path / "t.csv", "key,file_name,text\n1,a.png,x\n1,b.png,y\n,a.png,z\n")

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import io
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
+import flowrun.adapters
 import flowrun.checkpoint
+import flowrun.grids
+import flowrun.rundir
+import flowrun.session
 from flowrun import cli
 from flowrun.algorithms.sft import Sft
 from flowrun.run import assemble
+from flowrun.session import LogFile
 from tests.conftest import SMALL, Runs, losses, result
 
 
@@ -113,6 +122,27 @@ def test_training_on_a_damaged_cache_names_the_file_and_the_damage(
     runs("train.steps=2")
 
 
+@pytest.mark.parametrize("where", ["values", "tables"])
+def test_eight_changed_bytes_of_a_cache_end_training_with_the_row_or_the_file_and_are_made_again(
+    runs: Runs, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    runs("stage=cache")
+    (shard,) = (runs.folder / "outputs" / "cache" / "shards").iterdir()
+    data = bytearray(shard.read_bytes())
+    header = json.loads(data[8 : (start := 8 + int.from_bytes(data[:8], "little"))])
+    name = next(n for n in header if n.startswith("values/") == (where == "values") and n != "__metadata__")
+    first, end = header[name]["data_offsets"]
+    at = start + (first + end) // 2 // 8 * 8
+    data[at : at + 8] = bytes(byte ^ 0x55 for byte in data[at : at + 8])
+    shard.write_bytes(data)
+    line = error_of(runs, capsys, "stage=train", "train.steps=6", code=1)
+    assert "stage=cache" in line
+    ids = [row.id for row in assemble(SMALL).rows]
+    assert any(row in line for row in ids) if where == "values" else f"lies in a damaged file: {shard.name}: " in line
+    assert len(losses(runs("train.steps=6", "resume=none"))) == 6
+    assert not assemble(SMALL).library.missing()
+
+
 def test_training_on_a_cache_of_other_data_names_both_values(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     runs("stage=cache")
     line = error_of(runs, capsys, "stage=train", "data.size=64")
@@ -163,6 +193,73 @@ def test_a_full_disk_while_saving_is_named_and_leaves_the_checkpoint_before(
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000004"]
     monkeypatch.setattr(flowrun.checkpoint, "save_file", original)
     assert len(losses(runs("train.steps=12", "train.checkpoint_every=4"))) == 12
+
+
+def no_room(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, when: Callable[..., bool] = lambda *given: True) -> None:
+    """The function finds the disk full."""
+    original = getattr(owner, name)
+
+    def full(*given: Any, **named: Any) -> Any:
+        if when(*given):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(*given, **named)
+
+    monkeypatch.setattr(owner, name, full)
+
+
+def test_a_full_disk_at_the_last_save_costs_nothing_that_was_trained(
+    runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = runs("train.steps=6", "run_id=whole")
+    with monkeypatch.context() as patch:
+        no_room(flowrun.adapters, "_move", patch)
+        line = error_of(runs, capsys, "train.steps=6", "run_id=full", "resume=none", code=1)
+    assert "the disk was full while saving the trained weights" in line
+    run = runs.newest("train")
+    assert result(run)["status"] == "failed" and list((run / "model").iterdir()) == []
+    monkeypatch.setattr(Sft, "loss", lambda *given: pytest.fail("it trains again"))
+    assert runs("train.steps=6") == run and losses(run) == losses(whole)
+    ours, theirs = (place / "model" / "transformer" / "diffusion_pytorch_model.safetensors" for place in (run, whole))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.parametrize("file", ["config.yaml", "plan.txt", "data.png", "step-000002.png", "result.json"])
+def test_a_disk_that_is_full_at_any_other_file_of_a_run_is_named_and_the_command_goes_on_later(
+    runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    settings = ("train.steps=2", "sample.prompts=[pear]", "sample.every=1", "sample.steps=1", "train.checkpoint_every=1")
+    with monkeypatch.context() as patch:
+        for module in (flowrun.rundir, flowrun.session, flowrun.grids):
+            no_room(module, "write_atomic", patch, when=lambda path, data: path.name == file)
+        line = error_of(runs, capsys, *settings, code=1)
+    assert line.startswith("flowrun: the disk was full while saving ") and "free some space" in line
+    assert result(runs(*settings))["status"] == "finished"
+
+
+def test_a_full_disk_does_not_hide_what_went_wrong_before_it(
+    runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: object) -> None:
+        no_room(flowrun.rundir, "write_atomic", monkeypatch)
+        raise LookupError("a mistake")
+
+    monkeypatch.setattr(Sft, "loss", broken)
+    with pytest.raises(LookupError, match="a mistake"):
+        runs("train.steps=2")
+    assert "the disk was full while saving result.json" in capsys.readouterr().err
+
+
+def test_a_log_that_cannot_be_written_is_said_once_and_the_run_goes_on(
+    runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LogFile, "_open", lambda self: Full())
+    assert len(losses(runs("train.steps=2"))) == 2
+    told = capsys.readouterr().err
+    assert "Traceback" not in told and told.count("flowrun.log cannot be written: No space left on device") == 2, "one a stage"
 
 
 def test_a_dry_run_leaves_only_a_sheet_of_what_the_model_would_see(

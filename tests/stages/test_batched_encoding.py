@@ -12,7 +12,7 @@ from flowrun import cli
 from flowrun.cache.store import Store
 from flowrun.pipelines._minilm import MiniLM
 from flowrun.run import assemble
-from tests.conftest import SMALL, Runs, losses
+from tests.conftest import SMALL, Runs, losses, result
 
 REAL = ["data=emoji", "data.size=64", "data.captions=[red apple,pear,lemon]", "tracker=[csv]", "sample.prompts=[]",
         "train.batch_size=2", "train.steps=3", "train.log_every=1"]  # fmt: skip
@@ -40,6 +40,19 @@ def test_values_are_those_of_row_by_row_encoding_up_to_rounding(runs: Runs, mode
     log = (runs.newest("cache") / "flowrun.log").read_text()
     assert re.search(r"encoding 2 rows at once changes a row's values by at most: prompt_embeds \d\.\de[-+]\d\d", log)
     assert "so losses may differ in their last bits" in capture(runs, [*command, "cache.batch=2", "dry_run=true"])
+
+
+@pytest.mark.parametrize("model", ["sd3_tiny", "emoji_tiny"])
+def test_each_row_is_stored_alone_and_not_with_the_rows_it_was_encoded_with(runs: Runs, model: str) -> None:
+    size = {}
+    for batch in (1, 3):
+        root = runs.folder / f"cache{batch}"
+        command = [f"model={model}", *REAL, "task.caption_dropout=0", "stage=cache", f"cache.batch={batch}", f"cache.root={root}"]
+        assert cli.main(command) == 0
+        size[batch] = result(runs.newest("cache"))["bytes"], sum(file.stat().st_size for file in (root / "shards").iterdir())
+        assert size[batch][1] < size[batch][0] * 1.2 + 20_000, "the shards hold little more than the values"
+    assert size[1][0] == size[3][0] > 50_000
+    assert abs(size[1][1] - size[3][1]) < 200
 
 
 def capture(runs: Runs, command: list[str]) -> str:

@@ -4,6 +4,7 @@ of them ends both with one message. All commands share one launch.   pytest test
 from __future__ import annotations
 
 import csv
+import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ ADAPTER = (
     "train.epochs=1", "adapter=lora", "adapter.lora_base_model=[transformer,text_encoder]", "adapter.targets=all-linear",
     "adapter.dropout=0.1",
 )  # fmt: skip
-SAMPLES = ("sample.prompts=[a red card]", "sample.every=2", "sample.steps=1", "tracker=[csv,tensorboard]")
+SAMPLES = ("sample.prompts=[a red card,a blue one,a card]", "sample.every=2", "sample.steps=1", "tracker=[csv,tensorboard]")
 
 
 class Work:
@@ -128,11 +129,23 @@ def test_two_ranks_compute_what_one_process_does_with_twice_the_accumulation(wor
     close(work, "pair", "alone", "transformer/diffusion_pytorch_model.safetensors")
 
 
+def test_the_rate_follows_its_curve_over_the_updates_and_not_over_the_ranks_batches(work: Work) -> None:
+    """Warm-up of two updates, then the cosine of two more to the floor, which the last update starts half-way to."""
+    lr, floor, warmup, steps = 0.05, 0.03, 2, 4
+    cosine = [floor + (1 - floor) * (1 + math.cos(math.pi * (n - warmup) / (steps - warmup))) / 2 for n in range(warmup, steps)]
+    assert work.column("pair", "lr") == pytest.approx([0, lr / 2, *(lr * share for share in cosine)])
+    assert len(work.column("shrunk", "lr")) == 3, "and it is stopped before the end"
+    many = [0, 0.5, *(floor + (1 - floor) * (1 + math.cos(math.pi * (n - 2) / 6)) / 2 for n in range(2, 3))]
+    assert work.column("shrunk", "lr") == pytest.approx([1e-3 * share for share in many])
+
+
 def test_one_log_one_curve_and_samples_once(work: Work) -> None:
     run = work.run("pair")
     assert [path.name for path in work.folder.glob("outputs/runs/train/*/pair*")] == ["pair"]
     assert [path.name for path in run.glob("*.log")] == ["flowrun.log"]
     assert sorted(path.name for path in run.glob("samples/*.png")) == [f"step-{n:06d}.png" for n in (0, 2, 4)]
+    for step in (0, 2, 4):  # three prompts: a number that two ranks cannot share evenly
+        assert sorted(path.name for path in (run / f"samples/step-{step:06d}").glob("*.png")) == ["000.png", "001.png", "002.png"]
     assert len(list(run.glob("tensorboard/events*"))) == 1
     text = work.log("pair")
     for words in ("flowrun sft_split on emoji_tiny", "samples of step 4:", "trained weights:"):
