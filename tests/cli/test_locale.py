@@ -66,6 +66,6 @@ def test_a_run_in_an_ascii_locale_trains_on_all_rows_and_writes_utf_8(pictures: 
 
 def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
     """GBK knows Chinese and Japanese, and no emoji."""
-    words = ['run_id="绿🍎"', "--cfg", "job"]
+    words = ['sample.prompts=["绿🍎"]', "--cfg", "job"]
     code, out, _ = python_m(tmp_path, {"PYTHONIOENCODING": "gbk"}, "flowrun", *words)
-    assert code == 0 and r"run_id: 绿\U0001f34e" in out.decode("gbk")
+    assert code == 0 and r"- 绿\U0001f34e" in out.decode("gbk")
