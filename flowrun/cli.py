@@ -148,7 +148,8 @@ def _given(parsed: Sequence[Override], key: str) -> Any:
 def _sweep(flags: Namespace, parsed: Sequence[Override]) -> Sweep:
     run_id = _given(parsed, "run_id")
     run_id = launch.new_run_id() if run_id is None else str(run_id)
-    one_name("run_id", run_id)
+    if "${" not in run_id:  # what it refers to is looked up later, by Hydra
+        one_name("run_id", run_id)
     outputs = Path(os.environ.get("FLOWRUN_OUTPUTS", "outputs")).absolute()
     files = [(flag, getattr(flags, name)) for name, flag in FILE_FLAGS.items() if getattr(flags, name) is not None]
     dry = flags.multirun and _given(parsed, "dry_run") is True

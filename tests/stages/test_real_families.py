@@ -19,9 +19,10 @@ import flowrun.library
 from flowrun import adapters, cli
 from flowrun.adapters.config import Variant
 from flowrun.checkpoint import Checkpoints
+from flowrun.checks import check_called
 from flowrun.config import ConfigError
 from flowrun.pipelines._random import RandomWeights
-from flowrun.run import _check_called, assemble
+from flowrun.run import assemble
 from flowrun.sampling import denoise
 from flowrun.splitters import split
 from tests.conftest import Runs, losses
@@ -246,7 +247,7 @@ def test_a_component_that_the_data_make_needless_cannot_be_trained(runs: Runs) -
     units = [unit for unit in assembly.split.units if "vae" not in unit.onload_model_names]
     part = split("replay", units, ["vae"], live_out=["prompt_embeds"])
     with pytest.raises(ConfigError, match=r"^adapter.lora_base_model: vae is called by nothing .* called: text_.*, transformer$"):
-        _check_called(assembly.pipeline, assembly.task, ["transformer", "vae"], part)
+        check_called(assembly.pipeline, assembly.task, ["transformer", "vae"], part)
 
 
 @pytest.mark.parametrize(
