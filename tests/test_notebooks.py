@@ -17,12 +17,7 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LARGEST = 400_000  # bytes
 MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|tmp|var|opt|usr|mnt|Users|private|workspace|work)/")
 
-LONG = ("02_distillation",)  # takes a minute
-
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-each_in_time = pytest.mark.parametrize(
-    "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in LONG)) for path in NOTEBOOKS]
-)
 
 
 def cells(notebook: Any) -> list[Any]:
@@ -67,7 +62,8 @@ def test_it_is_small_and_names_no_place_on_the_machine_that_ran_it(path: Path) -
     assert [match[0] for match in MACHINE_PATH.finditer(shown)] == []
 
 
-@each_in_time
+@pytest.mark.slow
+@each
 def test_it_runs_elsewhere_and_leaves_nothing(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there, temporary = tmp_path / "there", tmp_path / "temporary"
     there.mkdir()

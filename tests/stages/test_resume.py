@@ -177,7 +177,7 @@ def test_a_run_that_another_process_holds_is_left_alone(runs: Runs, monkeypatch:
         assert runs(*STEPS, "run_id=other").name == "other"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_to_the_real_command_saves_and_exits_130(runs: Runs, number: int) -> None:
     command = [sys.executable, "-m", "flowrun", *SMALL, "train.steps=100000", "resume=none"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
