@@ -24,46 +24,40 @@ def cached_pictures(run_dir: Path) -> Image.Image:
     assembly = assemble(run)
     if assembly.library is None:
         raise ConfigError("RUN_DIR", f"{run_dir} uses no cache", "give a run of a task such as sft_split")
+    needed, live = _units(assembly)
+    assembly.pipeline.load(assembly.pipeline.decoders, torch.device("cpu"), assembly.dtype)
+    configs = {name: component.configure() for name, component in assembly.pipeline.components().items()}
+    executor, variants = Executor(assembly.split.units, assembly.pipeline.models, configs), assembly.variants
     tiles, captions = [], []
-    live = _live(assembly)
     for number, index in enumerate(spread(assembly.rows)):
-        variants = assembly.variants
         variant = number % assembly.source.variants * len(variants.changes)  # the algorithm leaves this one as it is
-        if _lacks(assembly, index, variant, live):
-            continue
-        tiles.append(_picture(assembly, index, variant, live))
-        captions.append(variants.row(assembly.rows[index], variant).prompt)
+        if not _lacks(assembly, index, variant, needed - live):
+            tiles.append(_picture(assembly, executor, index, variant, live))
+            captions.append(variants.row(assembly.rows[index], variant).prompt)
     if not tiles:
         raise ConfigError("RUN_DIR", f"{assembly.library.root} holds no targets of {run_dir}", "fill it with stage=cache")
     return grid(tiles, captions)
 
 
-def _live(assembly: Assembly) -> set[int]:
-    """Live units between what is cached and the target."""
+def _units(assembly: Assembly) -> tuple[set[int], set[int]]:
+    """The units that the target is made by, and those of them that are live. Raises ConfigError when these call a model."""
     units = assembly.split.units
-    needed = UnitGraph(units).needed_for([("shared", assembly.pipeline.target)])
+    needed = set(UnitGraph(units).needed_for([("shared", assembly.pipeline.target)]))
     live = needed & set(assembly.split.live)
-    models = {name.partition(".")[0] for i in live for name in units[i].onload_model_names}
-    if models:
+    if models := {name.partition(".")[0] for i in live for name in units[i].onload_model_names}:
         raise ConfigError("RUN_DIR", f"its targets are made by {', '.join(models)} and not cached", "look at another run")
-    if not assembly.pipeline.models:
-        assembly.pipeline.load(assembly.pipeline.decoders, torch.device("cpu"), assembly.dtype)
-    return live
+    return needed, live
 
 
-def _lacks(assembly: Assembly, index: int, variant: int, live: set[int]) -> bool:
-    """Whether a value that the target is made of is not there."""
-    shelf = assembly.library.rows
-    needed = UnitGraph(assembly.split.units).needed_for([("shared", assembly.pipeline.target)]) - live
-    keys = shelf.keys(index * len(assembly.variants) + variant)
-    return bool(assembly.library.store.missing([key for (unit, _), key in keys.items() if unit in needed]))
+def _lacks(assembly: Assembly, index: int, variant: int, cached: set[int]) -> bool:
+    """Whether a value of these units is not there."""
+    keys = assembly.library.rows.keys(index * len(assembly.variants) + variant)
+    return bool(assembly.library.store.missing([key for (unit, _), key in keys.items() if unit in cached]))
 
 
-def _picture(assembly: Assembly, index: int, variant: int, live: set[int]) -> Image.Image:
+def _picture(assembly: Assembly, executor: Executor, index: int, variant: int, live: set[int]) -> Image.Image:
     pipeline, row = assembly.pipeline, assembly.rows[index]
     (records,) = assembly.library.records([(index, variant)])
-    configs = {name: component.configure() for name, component in pipeline.components().items()}
-    executor = Executor(assembly.split.units, pipeline.models, configs)
     state = executor.run(State(), Draws(assembly.run.seed, row.id, 0), live, records)
     image = to_image(pipeline.decode(state.shared[pipeline.target][None])[0])  # [3, H, W]
     image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)

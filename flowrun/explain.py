@@ -27,7 +27,7 @@ def explain(assembly: Assembly) -> Plan:
     plan = Plan(f"flowrun {task.name} on {run.model['name']}: {' then '.join(stage.value for stage in shown)}")
     plan.add("data", _data(assembly))
     plan.add("units", unit_table(assembly.split))
-    plan.add("models", _models(assembly))
+    plan.add("models", _models(assembly, Stage.cache in shown))
     plan.add("cache", _cache(assembly))
     plan.add("train", _train(assembly))
     plan.add("samples", _samples(assembly))
@@ -68,9 +68,8 @@ def _bucket(assembly: Assembly, size: tuple[int, int], count: int) -> str:
     return f"{line}, less than a batch of {train.batch_size}, so in short batches: {', '.join(names[:NAMED])}{more}"
 
 
-def _models(assembly: Assembly) -> list[str]:
+def _models(assembly: Assembly, encoding: bool) -> list[str]:
     """Every component, and the stages that load its weights."""
-    encoding = _to_do(assembly) if assembly.library is not None else False
     cache = {*assembly.split.models_cached, *assembly.prompt_split.models_cached} if encoding else ()
     rows = []
     for name, component in assembly.pipeline.components().items():
@@ -88,7 +87,7 @@ def _cache(assembly: Assembly) -> list[str]:
     if library is None:
         return ["not used: every unit is live"]
     keys, missing = library.all_keys(), library.missing()
-    jobs = library.work()
+    jobs = library.work(missing)
     there = f"{amount(len(keys) - len(missing), 'value')} there, {len(missing):,} to make, from {amount(len(jobs), 'row')}"
     return [str(library.root), there, *([_forecast(library.forecast(jobs), len(jobs), assembly.run.processes)] if jobs else [])]
 

@@ -1,4 +1,4 @@
-"""Which columns of a table hold what."""
+"""Which columns of a table hold what, and what sources of such tables share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowrun.config import ConfigError
+from flowrun.data._captions import Lines
+from flowrun.data._pictures import Pictures
 from flowrun.spelling import suggest
 
 
@@ -30,3 +32,16 @@ class Columns:
             if column not in there:
                 what = f"{table} has no column {column!r}, only {', '.join(there)}"
                 raise ConfigError(f"data.columns.{name}", what, suggest(column, there))
+
+
+class InColumns(Pictures):
+    """Each picture that a column names is an input of its own."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Pictures.Config):
+        columns: Columns
+        lines: Lines
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.names = (*config.columns.pictures, "prompt")

@@ -12,25 +12,18 @@ from typing import Any
 import numpy as np
 
 from flowrun.config import ConfigError, DataError
-from flowrun.data._captions import Lines, captions
-from flowrun.data._columns import Columns
+from flowrun.data._captions import captions
+from flowrun.data._columns import InColumns
 from flowrun.data._member import File, Member
-from flowrun.data._pictures import Entry, Found, Pictures
+from flowrun.data._pictures import Entry, Found
 
 STATE, SPLITS = "state.json", "dataset_dict.json"  # of one data set; of a folder with several
 
 
-class Arrow(Pictures):
+class Arrow(InColumns):
     """Rows named by `columns.id`, else by the file name that came with the first picture, else by their number."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Pictures.Config):
-        columns: Columns
-        lines: Lines
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.names = (*config.columns.pictures, "prompt")
+    Config = InColumns.Config
 
     def find(self) -> Found:
         root = _root(self.config.path)

@@ -12,25 +12,19 @@ from typing import Any
 
 from flowrun.cache.key import digest
 from flowrun.config import ConfigError
-from flowrun.data._captions import Lines, captions
-from flowrun.data._columns import Columns
-from flowrun.data._pictures import ID_HEX, Entry, Found, Pictures
+from flowrun.data._captions import captions
+from flowrun.data._columns import InColumns
+from flowrun.data._pictures import ID_HEX, Entry, Found
 from flowrun.data._tables import Line, read_table
 from flowrun.files import missing
 
 
-class Table(Pictures):
+class Table(InColumns):
     """Rows named by `columns.id`, else by the path of their first picture as it stands in the table."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(Pictures.Config):
+    class Config(InColumns.Config):
         root: str | None
-        columns: Columns
-        lines: Lines
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.names = (*config.columns.pictures, "prompt")
 
     def find(self) -> Found:
         path = _table(self.config.path)
