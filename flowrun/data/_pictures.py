@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import PIL
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
-from flowrun.cache.key import digest
+from flowrun.cache.key import Encoded, digest, encoded
 from flowrun.config import ConfigError, DataError
 from flowrun.data import Row, Source
 from flowrun.data import _picture as picture
@@ -95,6 +95,8 @@ class Pictures(Source):
         return self.config.augment.variants
 
     def variant(self, row: Row, number: int) -> Row:
+        if self.variants == 1:
+            return row
         look = self.config.augment.look(row.id, number, row.extra["captions"])
         return replace(row, prompt=look.caption, extra={**row.extra, "look": look})
 
@@ -135,33 +137,35 @@ class Pictures(Source):
         return self.config.geometry.apply(ImageOps.mirror(upright) if look.flipped else upright, size, look.at)
 
     def fingerprints(self, row: Row, hash_file: HashFile) -> dict[str, bytes]:
-        given = {name: value for name, value in asdict(self.config.geometry).items() if value is not None}
-        geometry = {**given, "mode": self.config.geometry.mode.value}
-        versions = {"decoding": picture.DECODING, "resizing": RESIZING, "pillow": PIL.__version__}
-        rules = {**versions, "ground": self.config.ground, "geometry": geometry}
         look = row.extra.get("look", Look(row.prompt))
         seen = [] if (look.flipped, look.at) == (False, CENTRE) else [look.flipped, look.at]
         first = next(iter(row.files))
         return {
             "prompt": digest("prompt", row.prompt),
             # A further picture is cut to the size of the first one.
-            **{name: digest("picture", content(file, hash_file), rules, *([] if name == first else [row.size]), *seen)
+            **{name: digest("picture", content(file, hash_file), self._rules, *([] if name == first else [row.size]), *seen)
                for name, file in row.files.items()},
         }  # fmt: skip
+
+    @cached_property
+    def _rules(self) -> Encoded:
+        """All that makes a picture from a file's bytes."""
+        given = {name: value for name, value in asdict(self.config.geometry).items() if value is not None}
+        geometry = {**given, "mode": self.config.geometry.mode.value}
+        versions = {"decoding": picture.DECODING, "resizing": RESIZING, "pillow": PIL.__version__}
+        return encoded({**versions, "ground": self.config.ground, "geometry": geometry})
 
     def _look_at(self, entry: Entry, near: _Near) -> tuple[tuple[int, int], list[str]]:
         """(height, width) after geometry, and everything that is wrong with the row's pictures and captions."""
         sizes, reasons = [], []
         for name, file in entry.files.items():
             said = "" if len(entry.files) == 1 else f"{name} {file.name} "
-            if why := absence(file):
-                reasons.append(f"{file} {why}{near.hint(file)}")
-                continue
             try:
                 own = picture.check(file, self.config.max_pixels, self._full)
                 sizes.append(self.config.geometry.target(*own))
             except (picture.PictureFault, ValueError) as error:
-                reasons.append(f"{said}{error}")
+                why = absence(file)
+                reasons.append(f"{file} {why}{near.hint(file)}" if why else f"{said}{error}")
         return (sizes[0] if sizes else (0, 0)), [*reasons, *entry.faults]
 
     @property
