@@ -104,7 +104,7 @@ class Shelf:
                 for (u, param), key in self.keys(number * count + variant).items()
             }
         )
-        return ManifestRow(row.id, row.prompt, row.size, self.stamp(number), fault, keys)
+        return ManifestRow(row.id, row.prompt, row.size, self.stamp(number), fault, keys, row.frames)
 
     def places(self) -> range:
         return range(len(self._keys))

@@ -77,3 +77,19 @@ class NoPicture(Sft):
         error = pipeline.velocity(pipeline.begin(batch, sigma, noise), noise, sigma) - noise
         per_row = error.square().flatten(1).mean(1)
         return StepOut(per_row.mean(), per_row.detach())
+
+
+class OfVideos(EmojiPipeline):
+    """Takes a video as one picture, its frames one below the other: rows of unequal lengths cannot share a batch."""
+
+    inputs = ("video", "prompt")
+
+    def units(self) -> tuple[Unit, ...]:
+        text, _ = super().units()
+        frames = Unit(name="frames", input_params=("video",), output_params=("target_latents",), process=self._frames)
+        return text, frames
+
+    def _frames(self, ctx: Any, video: Tensor) -> dict[str, Tensor]:
+        """video: uint8 [F, 3, H, W] -> [C, F h, w], fp32."""
+        tiles = [self._target_latents(ctx, frame)["target_latents"] for frame in video]
+        return {"target_latents": torch.cat(tiles, dim=1)}

@@ -9,8 +9,10 @@ MARKS = 2  # most tokens that a tokenizer here adds to a text
 SHOWN, NAMED = 60, 5  # letters of a long text, and long texts, in a warning
 
 
-def long_texts(name: str, tokenizer: Callable[[], Any], most: int, texts: Sequence[str]) -> list[str]:
-    """One warning that counts and names the texts of more than `most` tokens, or none. name: the tokenizer's.
+def long_texts(
+    name: str, tokenizer: Callable[[], Any], most: int, texts: Sequence[str], rest: str = "is cut off"
+) -> list[str]:
+    """One warning that counts and names the texts of more than `most` tokens, or none. name: the tokenizer's. rest: what becomes of what is too much.
 
     A token is at least one byte, so most texts need no counting, and without long ones the tokenizer is not asked for."""
     different = list(dict.fromkeys(texts))
@@ -20,5 +22,5 @@ def long_texts(name: str, tokenizer: Callable[[], Any], most: int, texts: Sequen
     if not cut:
         return []
     more = f" and {len(cut) - NAMED} more" if len(cut) > NAMED else ""
-    what = f"{name} takes {most} tokens and {len(cut)} of {len(different)} texts have more: the rest is cut off"
+    what = f"{name} takes {most} tokens and {len(cut)} of {len(different)} texts have more: the rest {rest}"
     return [f"{what} ({'; '.join(cut[:NAMED])}{more})"]
