@@ -12,7 +12,8 @@ SHOWN, NAMED = 60, 5  # letters of a long text, and long texts, in a warning
 def long_texts(
     name: str, tokenizer: Callable[[], Any], most: int, texts: Sequence[str], rest: str = "is cut off"
 ) -> list[str]:
-    """One warning that counts and names the texts of more than `most` tokens, or none. name: the tokenizer's. rest: what becomes of what is too much.
+    """One warning that counts and names the texts of more than `most` tokens, or none. name: the tokenizer's. rest: what
+    becomes of what is too much.
 
     A token is at least one byte, so most texts need no counting, and without long ones the tokenizer is not asked for."""
     different = list(dict.fromkeys(texts))
