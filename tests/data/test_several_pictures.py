@@ -1,4 +1,4 @@
-"""Rows of several pictures: edits with conditions, preference pairs, from tables and folders.   pytest tests/data/test_several_pictures.py"""
+"""Edits with conditions and preference pairs, from tables and folders.   pytest tests/data/test_several_pictures.py"""
 
 from __future__ import annotations
 
