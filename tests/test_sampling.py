@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flowrun import sampling
 from flowrun.flow.schedule import sigmas
+from flowrun.pipelines import Pipeline
 from flowrun.pipelines.emoji import EmojiPipeline
 from flowrun.registry import PIPELINES
 
@@ -72,8 +73,9 @@ def test_equals_diffusers_scheduler_stepping_the_same_network(
 class Straight:
     """Stands in for a pipeline whose velocity is known: noise - clean, with clean = the conditions' `clean`."""
 
-    conditions = ("clean",)
+    conditions, ragged = ("clean",), ()
     denoiser = "transformer"
+    guide, joined = Pipeline.guide, Pipeline.joined
 
     def __init__(self, start: Tensor) -> None:
         self.start, self.calls, self.models = (

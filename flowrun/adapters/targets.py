@@ -17,8 +17,8 @@ from flowrun.spelling import suggest
 Targets = list[str] | str  # as peft's `target_modules`: names or ends of names | all-linear, or a pattern for whole names
 
 
-def resolve(models: Mapping[str, Module], config: Config, own: Mapping[str, Sequence[str]]) -> dict[str, Targets]:
-    """Component -> what of `config.targets` it carries. own: the pipeline's lists, for auto.
+def resolve(models: Mapping[str, Module], config: Config, own: Mapping[str, Sequence[str] | str]) -> dict[str, Targets]:
+    """Component -> what of `config.targets` it carries. own: the pipeline's lists or patterns, for auto.
 
     Raises ConfigError, with near names, for an entry that matches no layer or a component that none matches."""
     if config.targets == ALL_LINEAR:
@@ -30,7 +30,9 @@ def resolve(models: Mapping[str, Module], config: Config, own: Mapping[str, Sequ
     return _listed(models, config.targets)
 
 
-def _auto(name: str, model: Module, own: Sequence[str]) -> list[str]:
+def _auto(name: str, model: Module, own: Sequence[str] | str) -> Targets:
+    if isinstance(own, str):
+        return _pattern({name: model}, own)
     if not own:
         raise ConfigError("adapter.targets", f"auto: the pipeline lists no layers for {name}",
                           "give a list, or all-linear")

@@ -24,7 +24,6 @@ from flowrun.config import ConfigError
 from flowrun.flow.path import wide
 from flowrun.flow.step import solve
 from flowrun.graph import Unit
-from flowrun.sampling import guide
 
 if TYPE_CHECKING:
     from flowrun.pipelines import Pipeline
@@ -90,12 +89,11 @@ class Distill(Algorithm):
         if guidance == 1:
             prepared = pipeline.begin(batch, sigmas[:-1], noise)
             return lambda x, sigma: pipeline.velocity(prepared, x, sigma.expand(len(x)))
-        negative = negative_of(pipeline, batch)
-        both = {name: torch.cat([negative[name], batch[name]]) for name in pipeline.conditions}  # [2 B, ...]
+        both = pipeline.joined(negative_of(pipeline, batch), batch)                   # [2 B, ...]
         prepared = pipeline.begin(both, sigmas[:-1], torch.cat([noise, noise]))
 
         def guided(x: Tensor, sigma: Tensor) -> Tensor:
             v = pipeline.velocity(prepared, torch.cat([x, x]), sigma.expand(2 * len(x)))
-            return guide(*v.chunk(2), guidance)
+            return pipeline.guide(*v.chunk(2), guidance)
 
         return guided

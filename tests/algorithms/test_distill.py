@@ -9,6 +9,7 @@ from flowrun.algorithms.distill import Distill
 from flowrun.config import ConfigError
 from flowrun.flow.schedule import sigmas
 from flowrun.graph import Draws, Executor, State, Unit
+from flowrun.pipelines import Pipeline
 from flowrun.registry import ALGORITHMS
 
 
@@ -100,7 +101,8 @@ def test_what_the_loss_reads_follows_from_where_the_noise_comes_from():
 class Conditioned(Stub):
     """Its velocity is the row's condition, wherever it is asked."""
 
-    conditions = ("c",)
+    conditions, ragged = ("c",), ()
+    guide, joined = Pipeline.guide, Pipeline.joined
 
     def begin(self, batch, levels, noise):
         assert len(batch["c"]) == len(noise)

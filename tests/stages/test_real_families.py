@@ -26,7 +26,8 @@ from flowrun.run import assemble
 from flowrun.sampling import denoise
 from flowrun.splitters import split
 from tests.conftest import Runs, losses
-from tests.pipelines.families import CPU, SIZE, THEIRS, as_diffusers, encoded, make, normal, theirs
+from tests.pipelines.families import CPU, SIZE, encoded, make, normal, theirs
+from tests.pipelines.oracles import ORACLES
 from tests.stages.test_split_equals_whole import NoStore
 
 both = pytest.mark.parametrize("family", ["sd3", "flux"])
@@ -71,7 +72,7 @@ def fresh(family: str) -> DiffusionPipeline:
     """Diffusers' pipeline with the weights that training starts from."""
     pipeline = make(family)
     pipeline.load(pipeline.components(), CPU, torch.float32)
-    return as_diffusers(pipeline, THEIRS[family])
+    return ORACLES[family](pipeline).whole
 
 
 @both
