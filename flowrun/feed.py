@@ -8,11 +8,12 @@ name is what one stored output holds, and is read straight into its batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from flowrun.batches import Visit
 from flowrun.data import Row, Source
@@ -42,7 +43,9 @@ class NoRecords:
 
 
 class Feed:
-    """Batches for the loss. executor: runs the split's units. names: what the loss reads, all in the shared scope."""
+    """Batches for the loss. executor: runs the split's units. names: what the loss reads, all in the shared scope.
+
+    ragged: those among them whose length differs from row to row."""
 
     def __init__(
         self,
@@ -52,15 +55,16 @@ class Feed:
         executor: Executor,
         records: Records,
         names: Sequence[str],
+        ragged: Collection[str],
         variants: Variants,
         seed: int,
         device: torch.device,
     ) -> None:
         self.rows, self.source, self.split, self.executor = rows, source, split, executor
         self.store, self.names, self.seed, self.device = records, tuple(names), seed, device
-        self.variants = variants
+        self.variants, self.ragged = variants, frozenset(ragged)
         self.wanted = live_inputs(split, names, source)
-        self.stored = stored_outputs(split, self.names)
+        self.stored = None if self.ragged & set(names) else stored_outputs(split, self.names)
 
     def batch(self, visits: Sequence[Visit]) -> dict[str, Tensor]:
         """Name -> [B, ...] on the device, B = len(visits)."""
@@ -79,7 +83,8 @@ class Feed:
             for row, visit, (_, variant), kept in zip(rows, visits, places, self.store.records(places), strict=True)
         ]
         states = self.executor.run_batch(jobs, live=self.split.live)
-        return collate([state.shared for state in states], self.names, [row.id for row in rows], self.device)
+        found = [state.shared for state in states]
+        return collate(found, self.names, self.ragged, [row.id for row in rows], self.device)
 
     def _stacked(self, places: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
         batch = {}
@@ -128,13 +133,17 @@ def row_inputs(source: Source, row: Row, change: Mapping[str, Any], wanted: froz
     return {name: canonical(value) for name, value in given.items()}
 
 
-def collate(
-    states: Sequence[Mapping[str, Any]], names: Sequence[str], rows: Sequence[str], device: torch.device
-) -> dict[str, Tensor]:
-    """Stack each name over the rows: [B, ...]. Raises ValueError naming the rows when shapes differ."""
+def collate(states: Sequence[Mapping[str, Any]], names: Sequence[str], ragged: Collection[str], rows: Sequence[str],
+            device: torch.device) -> dict[str, Tensor]:  # fmt: skip
+    """Stack each name over the rows: [B, ...]. `ragged` names are filled up with zeros behind the end: [B, L, ...].
+
+    rows: their ids. Raises ValueError naming the rows when shapes differ."""
     batch = {}
     for name in names:
         values = [state[name] for state in states]
+        if name in ragged:
+            batch[name] = pad_sequence(values, batch_first=True).to(device)
+            continue
         if len({value.shape for value in values}) > 1:
             shapes = ", ".join(f"{row}: {list(value.shape)}" for row, value in zip(rows, values, strict=True))
             raise ValueError(f"{name} differs in shape within a batch ({shapes})")

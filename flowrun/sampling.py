@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.feature_cache import FeatureCache
+from flowrun.feed import collate
 from flowrun.flow.step import solve
 from flowrun.graph import seed_of
 from flowrun.pipelines import Pipeline
@@ -76,7 +77,7 @@ def denoise(pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapp
     cache, sigmas = FeatureCache(network), sigmas.to(noise.device)
     branches = {"uncond": negative, "cond": conditions} if guided else {"cond": conditions}
     if not cache.per_branch:
-        branches = {"_".join(branches): _joined(pipeline, list(branches.values()))}  # [2 B, ...] if guided
+        branches = {"_".join(branches): pipeline.joined(*branches.values())}  # [2 B, ...] if guided
     copies = (1 + guided) // len(branches)  # of x in each call
 
     def velocity(x: Tensor, sigma: Tensor) -> Tensor:
@@ -87,16 +88,11 @@ def denoise(pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapp
         v = torch.cat(found)
         if progress is not None:
             progress()
-        return guide(*v.chunk(2), guidance) if guided else v  # [B, C, h, w]
+        return pipeline.guide(*v.chunk(2), guidance) if guided else v  # [B, C, h, w]
 
     with torch.no_grad(), evaluating(network), cache.walk():
         prepared = {name: pipeline.begin(given, sigmas[:-1], torch.cat([noise] * copies)) for name, given in branches.items()}
-        return solve(velocity, noise, sigmas)
-
-
-def guide(negative: Tensor, positive: Tensor, guidance: float) -> Tensor:
-    """v = v_neg + g (v_pos - v_neg): g = 0 is the negative prompt alone, 1 the prompt alone. Shapes equal."""
-    return negative + guidance * (positive - negative)
+        return solve(velocity, pipeline.start(noise, sigmas), sigmas)
 
 
 @contextmanager
@@ -116,9 +112,5 @@ def _noise(pipeline: Pipeline, prompt: str, seed: int, size: tuple[int, int]) ->
     return pipeline.noise(size, torch.Generator().manual_seed(seed_of("sample", seed, prompt)))
 
 
-def _joined(pipeline: Pipeline, branches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([branch[name] for branch in branches]) for name in pipeline.conditions}  # [B or 2 B, ...]
-
-
 def _stack(pipeline: Pipeline, rows: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
-    return {name: torch.stack([row[name] for row in rows]).to(device) for name in pipeline.conditions}  # [B, ...]
+    return collate(rows, pipeline.conditions, pipeline.ragged, [""] * len(rows), device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from torch.nn import Module
+from torch.nn import Linear, Module
 
 from flowrun.adapters.config import ALL_LINEAR, AUTO, PATTERN, Config
 from flowrun.config import ConfigError
@@ -17,8 +17,8 @@ from flowrun.spelling import suggest
 Targets = list[str] | str  # as peft's `target_modules`: names or ends of names | all-linear, or a pattern for whole names
 
 
-def resolve(models: Mapping[str, Module], config: Config, own: Mapping[str, Sequence[str]]) -> dict[str, Targets]:
-    """Component -> what of `config.targets` it carries. own: the pipeline's lists, for auto.
+def resolve(models: Mapping[str, Module], config: Config, own: Mapping[str, Sequence[str] | str]) -> dict[str, Targets]:
+    """Component -> what of `config.targets` it carries. own: the pipeline's lists or patterns, for auto.
 
     Raises ConfigError, with near names, for an entry that matches no layer or a component that none matches."""
     if config.targets == ALL_LINEAR:
@@ -30,7 +30,19 @@ def resolve(models: Mapping[str, Module], config: Config, own: Mapping[str, Sequ
     return _listed(models, config.targets)
 
 
-def _auto(name: str, model: Module, own: Sequence[str]) -> list[str]:
+def layers(model: Module, targets: Targets) -> list[str]:
+    """Names of the linear layers that resolved targets mean."""
+    names = [name for name, layer in model.named_modules() if isinstance(layer, Linear)]
+    if targets == ALL_LINEAR:
+        return names
+    if isinstance(targets, str):
+        return [name for name in names if re.fullmatch(targets, name)]
+    return [name for name in names if any(f".{name}".endswith(f".{end}") for end in targets)]
+
+
+def _auto(name: str, model: Module, own: Sequence[str] | str) -> Targets:
+    if isinstance(own, str):
+        return _pattern({name: model}, own)
     if not own:
         raise ConfigError("adapter.targets", f"auto: the pipeline lists no layers for {name}",
                           "give a list, or all-linear")

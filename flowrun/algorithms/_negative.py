@@ -10,11 +10,10 @@ from torch import Tensor
 
 from flowrun.cache.code import code_identity
 from flowrun.graph import Unit, UnitGraph
+from flowrun.pipelines import NEGATIVE
 
 if TYPE_CHECKING:
     from flowrun.pipelines import Pipeline
-
-PREFIX = "negative_"  # of every name
 
 
 def negative_units(pipeline: Pipeline) -> tuple[Unit, ...]:
@@ -25,20 +24,20 @@ def negative_units(pipeline: Pipeline) -> tuple[Unit, ...]:
 
 
 def negative_conditions(pipeline: Pipeline) -> tuple[str, ...]:
-    return tuple(f"{PREFIX}{name}" for name in pipeline.conditions)
+    return tuple(f"{NEGATIVE}{name}" for name in pipeline.conditions)
 
 
 def negative_of(pipeline: Pipeline, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Condition -> its values for the empty caption, [B, ...]."""
-    return {name: batch[f"{PREFIX}{name}"] for name in pipeline.conditions}
+    return {name: batch[f"{NEGATIVE}{name}"] for name in pipeline.conditions}
 
 
 def _negative(unit: Unit) -> Unit:
     return replace(
         unit,
-        name=f"{PREFIX}{unit.name}",
-        input_params=tuple(f"{PREFIX}{name}" for name in unit.input_params if name != "prompt"),
-        output_params=tuple(f"{PREFIX}{name}" for name in unit.output_params),
+        name=f"{NEGATIVE}{unit.name}",
+        input_params=tuple(f"{NEGATIVE}{name}" for name in unit.input_params if name != "prompt"),
+        output_params=tuple(f"{NEGATIVE}{name}" for name in unit.output_params),
         process=_OnNothing(unit),
         process_rows=None,
         settings={"unit": code_identity(unit).hex()},
@@ -52,7 +51,7 @@ class _OnNothing:
         self.unit = unit
 
     def __call__(self, ctx: Any, **inputs: Any) -> dict[str, Any]:
-        given = {name.removeprefix(PREFIX): value for name, value in inputs.items()}
+        given = {name.removeprefix(NEGATIVE): value for name, value in inputs.items()}
         prompt = {"prompt": ""} if "prompt" in self.unit.input_params else {}
         returned = self.unit.process(ctx, **given, **prompt)
-        return {f"{PREFIX}{name}": value for name, value in returned.items()}
+        return {f"{NEGATIVE}{name}": value for name, value in returned.items()}

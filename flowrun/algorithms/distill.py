@@ -24,7 +24,6 @@ from flowrun.config import ConfigError
 from flowrun.flow.path import wide
 from flowrun.flow.step import solve
 from flowrun.graph import Unit
-from flowrun.sampling import guide
 
 if TYPE_CHECKING:
     from flowrun.pipelines import Pipeline
@@ -79,7 +78,8 @@ class Distill(Algorithm):
         noise, target = wide(batch[start]), wide(batch[end])                          # [B, ...]
         height, width = (side * pipeline.reduction for side in noise.shape[-2:])      # in pixels
         sigmas = pipeline.schedule(self.config.steps, (height, width)).to(noise.device)  # [N + 1], as in sampling
-        x = solve(self._velocity(pipeline, batch, sigmas, noise), noise, sigmas)      # [B, ...]
+        x = pipeline.start(noise, sigmas)                                             # [B, ...]
+        x = solve(self._velocity(pipeline, batch, sigmas, noise), x, sigmas)          # [B, ...]
         squares = (x - target).square()
         error = squares.mean(tuple(range(1, squares.ndim)))                           # [B]
         return StepOut(error.mean(), error.detach(), {})
@@ -90,12 +90,11 @@ class Distill(Algorithm):
         if guidance == 1:
             prepared = pipeline.begin(batch, sigmas[:-1], noise)
             return lambda x, sigma: pipeline.velocity(prepared, x, sigma.expand(len(x)))
-        negative = negative_of(pipeline, batch)
-        both = {name: torch.cat([negative[name], batch[name]]) for name in pipeline.conditions}  # [2 B, ...]
+        both = pipeline.joined(negative_of(pipeline, batch), batch)                   # [2 B, ...]
         prepared = pipeline.begin(both, sigmas[:-1], torch.cat([noise, noise]))
 
         def guided(x: Tensor, sigma: Tensor) -> Tensor:
             v = pipeline.velocity(prepared, torch.cat([x, x]), sigma.expand(2 * len(x)))
-            return guide(*v.chunk(2), guidance)
+            return pipeline.guide(*v.chunk(2), guidance)
 
         return guided

@@ -4,7 +4,7 @@ A workflow is a sequence of blocks that declare what they read, write and call. 
 
     units        blocks before `denoise` that need neither the denoiser nor the scheduler: per row, cacheable
     preparation  blocks of `denoise` before its loop: per batch, live; those run that give the loop what it lacks
-    velocity     the first block of the loop, which calls the denoiser
+    velocity     the blocks of the loop up to the one that calls the denoiser
     schedule     the block that sets the scheduler's noise levels
 
 Blocks carry `no_grad`; they are called without it, so that gradients reach trained encoders. Components, and defaults of
@@ -17,12 +17,13 @@ Legend: B rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 from diffusers import ModularPipeline
+from diffusers.guiders import BaseGuidance
 from diffusers.modular_pipelines.modular_pipeline import (
     BlockState,
     LoopSequentialPipelineBlocks,
@@ -30,9 +31,10 @@ from diffusers.modular_pipelines.modular_pipeline import (
     SequentialPipelineBlocks,
 )
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from flowrun.graph import Unit
-from flowrun.modular.blocks import BlockCall, StandIn, call, placed, quiet, state_of, unwrapped
+from flowrun.modular.blocks import BlockCall, StandIn, Through, call, placed, quiet, state_of, unwrapped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,15 @@ def component_names(blocks: SequentialPipelineBlocks) -> Names:
     saved = {c.name: c.type_hint for c in blocks.expected_components if c.default_creation_method == "from_pretrained"}
     networks = {name: cls for name, cls in saved.items() if issubclass(cls, nn.Module)}
     return Names(networks=networks, parts={name: cls for name, cls in saved.items() if name not in networks})
+
+
+def _flat(blocks: SequentialPipelineBlocks, prefix: str = "") -> Iterator[tuple[str, ModularPipelineBlocks]]:
+    """Blocks that hold no others, in order, under names with dots. A loop is one of them."""
+    for name, block in blocks.sub_blocks.items():
+        if isinstance(block, SequentialPipelineBlocks):
+            yield from _flat(block, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", block
 
 
 class Modular:
@@ -71,6 +82,8 @@ class Modular:
         self._prepared_by: dict[frozenset[str], list[ModularPipelineBlocks]] = {}  # what was given -> blocks to run
         defaults = {i.name: i.default for i in blocks.inputs if i.default is not None}
         self.settings = {**defaults, **settings}
+        outputs = [output for leaf in self._leaves.values() for output in leaf.intermediate_outputs]
+        self._kinds = {output.name: output.kwargs_type for output in outputs if output.kwargs_type is not None}
 
     def part(self, name: str) -> Any:
         if name not in self._parts:
@@ -87,7 +100,7 @@ class Modular:
 
     def begin(self, given: Mapping[str, Any]) -> BlockState:
         """What the loop reads, from `given` (name -> [B, ...] or a plain value) and the preparing blocks."""
-        state, names = state_of({**self.settings, **given}), frozenset(given)
+        state, names = state_of({**self.settings, **given}, self._kinds), frozenset(given)
         if names not in self._prepared_by:
             self._prepared_by[names] = self._preparing(names)
         for block in self._prepared_by[names]:
@@ -100,22 +113,25 @@ class Modular:
         No classifier-free guidance."""
         state = BlockState(**prepared.as_dict())
         state.latents = x
-        denoise = next(iter(self._loop.sub_blocks.values()))
-        setattr(self._denoising, self.denoiser, network)
-        unwrapped(denoise)(denoise, self._denoising, state, i=0, t=time)
+        asked = Through(network) if isinstance(network, DistributedDataParallel) else network
+        setattr(self._denoising, self.denoiser, asked)
+        for block in self._calling:
+            unwrapped(block)(block, self._denoising, state, i=0, t=time)
         return state.noise_pred
 
-    def schedule(self, steps: int, size: tuple[int, int]) -> Tensor:
-        """The scheduler's own noise levels for pictures of (height, width) pixels, 0 appended: [steps + 1], fp32."""
+    def schedule(self, steps: int, size: tuple[int, int], latents: Tensor) -> Tensor:
+        """The scheduler's own noise levels for pictures of (height, width) pixels, 0 appended: [steps + 1], fp32.
+
+        latents: of such a picture, as the network takes them; only their shape is looked at."""
         height, width = size
-        given = {"num_inference_steps": steps, "height": height, "width": width, "batch_size": 1}
+        given = {"num_inference_steps": steps, "height": height, "width": width, "batch_size": 1, "latents": latents}
         (block,) = [block for name, block in self._leaves.items() if name.endswith("set_timesteps")]
-        call(block, self._scheduling, state_of({**self.settings, **given}))
+        call(block, self._scheduling, state_of({**self.settings, **given}, {}))
         return self.part("scheduler").sigmas.float().cpu()
 
     @cached_property
     def _leaves(self) -> dict[str, ModularPipelineBlocks]:
-        return dict(self.blocks.sub_blocks)
+        return dict(_flat(self.blocks))
 
     @cached_property
     def _encoding(self) -> dict[str, ModularPipelineBlocks]:
@@ -130,6 +146,13 @@ class Modular:
     def _loop(self) -> LoopSequentialPipelineBlocks:
         (loop,) = [block for block in self._leaves.values() if isinstance(block, LoopSequentialPipelineBlocks)]
         return loop
+
+    @cached_property
+    def _calling(self) -> list[ModularPipelineBlocks]:
+        """The loop's blocks up to the one that calls the denoiser."""
+        blocks = list(self._loop.sub_blocks.values())
+        last = next(i for i, block in enumerate(blocks) if self.denoiser in block.component_names)
+        return blocks[: last + 1]
 
     @cached_property
     def _outlines(self) -> ModularPipeline:
@@ -151,10 +174,7 @@ class Modular:
 
     @cached_property
     def _denoising(self) -> ModularPipeline:
-        components = self._pipeline(())
-        if getattr(components, "guider", None) is not None:
-            components.guider.disable()  # the caller guides
-        return components
+        return self._pipeline(())
 
     def _unit(self, name: str, block: ModularPipelineBlocks, known: Collection[str]) -> Unit:
         reads = tuple(i.name for i in block.inputs if i.name in known)
@@ -187,4 +207,7 @@ class Modular:
             setattr(components, name, None if config is None else StandIn(name, config))
         for name in parts:
             setattr(components, name, self.part(name))
+        for name in self.blocks.component_names:
+            if isinstance(guider := getattr(components, name, None), BaseGuidance):
+                guider.disable()  # whoever samples guides, and encodes the negative prompt as a prompt
         return components

@@ -13,19 +13,35 @@ from diffusers import ModularPipeline
 from diffusers.configuration_utils import FrozenDict
 from diffusers.modular_pipelines.modular_pipeline import ModularPipelineBlocks, PipelineState
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 
 class StandIn:
-    """An absent network: its configuration, and nothing that computes."""
+    """An absent network: its configuration, each setting also an attribute as networks have it, and nothing that computes."""
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self.name, self.config = name, FrozenDict(config)
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute in self.config:
+            return self.config[attribute]
         raise AttributeError(f"a block asks for {attribute!r} of {self.name}, which it does not declare as a component")
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         raise TypeError(f"a block calls {self.name}, which it does not declare as a component")
+
+
+class Through:
+    """A network in a wrapper that averages its gradients: calls go through the wrapper, all else is asked of the network."""
+
+    def __init__(self, wrapper: DistributedDataParallel) -> None:
+        self.wrapper = wrapper
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self.wrapper.module, attribute)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.wrapper(*arguments, **named)
 
 
 class BlockCall:
@@ -46,7 +62,7 @@ class BlockCall:
         for name in ctx.models:
             setattr(self.components, name, ctx.models[name])
         given = {name: value[None] if isinstance(value, Tensor) else value for name, value in inputs.items()}
-        state = state_of({**self.fixed, **given})
+        state = state_of({**self.fixed, **given}, {})
         call(self.block, self.components, state)
         replaced = [name for name, value in given.items() if state.get(name) is not value]
         return {name: self._row(name, state.get(name)) for name in (*self.outputs, *replaced)}
@@ -57,7 +73,7 @@ class BlockCall:
             setattr(self.components, name, ctx.models[name])
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         given = {name: torch.stack(values) if isinstance(values[0], Tensor) else values for name, values in columns.items()}
-        state = state_of({**self.fixed, **given})
+        state = state_of({**self.fixed, **given}, {})
         call(self.block, self.components, state)
         replaced = [name for name, value in given.items() if state.get(name) is not value]
         found = {name: self._split(name, state.get(name), len(rows)) for name in (*self.outputs, *replaced)}
@@ -71,6 +87,8 @@ class BlockCall:
         return value.unbind()
 
     def _row(self, name: str, value: Any) -> Any:
+        if isinstance(value, list) and len(value) == 1:
+            return value[0]
         if not isinstance(value, Tensor):
             return value
         if value.shape[0] != 1:
@@ -96,10 +114,11 @@ def unwrapped(block: ModularPipelineBlocks) -> Callable[..., Any]:
     return getattr(function, "__wrapped__", function)
 
 
-def state_of(values: Mapping[str, Any]) -> PipelineState:
+def state_of(values: Mapping[str, Any], kinds: Mapping[str, str]) -> PipelineState:
+    """kinds: name -> the group of values under which a block may ask for all of them at once."""
     state = PipelineState()
     for name, value in values.items():
-        state.set(name, value)
+        state.set(name, value, kinds.get(name))
     return state
 
 

@@ -14,9 +14,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from flowrun.files import HashFile
+from flowrun.flow.guidance import guide
 from flowrun.graph import Unit
+
+NEGATIVE = "negative_"  # before the name of a condition: of the prompt that guidance subtracts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +41,13 @@ class Pipeline(ABC):
     Config: ClassVar[type]
     inputs: ClassVar[tuple[str, ...]]  # names that the units read from the data
     conditions: ClassVar[tuple[str, ...]]  # names that `begin` reads
+    ragged: ClassVar[tuple[str, ...]] = ()  # those that differ in length from row to row; a batch fills up with zeros
     target: ClassVar[str]  # name of the clean latents
     denoiser: ClassVar[str] = "transformer"  # the component that `velocity` calls
     decoders: ClassVar[tuple[str, ...]] = ()  # components that `decode` calls
     decode_only: ClassVar[tuple[str, ...]] = ()  # parts of them that nothing else calls, so that no gradient comes there
-    lora_targets: ClassVar[Mapping[str, tuple[str, ...]]]  # component -> module names that `adapter.targets=auto` means
+    # component -> the layers that `adapter.targets=auto` means: ends of their names, or a pattern for whole names
+    lora_targets: ClassVar[Mapping[str, tuple[str, ...] | str]]
 
     def __init__(self, config: Any, seed: int) -> None:
         self.config, self.seed = config, seed
@@ -67,6 +73,18 @@ class Pipeline(ABC):
     def schedule(self, steps: int, size: tuple[int, int]) -> Tensor:
         """Noise levels to sample pictures of (height, width) pixels at, from 1 to 0: [steps + 1], fp32."""
 
+    def start(self, noise: Tensor, sigmas: Tensor) -> Tensor:
+        """Where sampling from noise [B, C, h, w] along the levels `sigmas` begins."""
+        return noise
+
+    def level(self, share: Tensor) -> Tensor:
+        """Shares of the model's training time in (0, 1], as a task's density draws them, -> noise levels. [B], fp32."""
+        return share
+
+    def error_weight(self, sigma: Tensor) -> Tensor | None:
+        """[B] -> the factor of a velocity's squared error that makes it the loss which the model was trained by; None: 1."""
+        return None
+
     @abstractmethod
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> Any:
         """Batch-level preparation from the `conditions` in `batch`, done once per batch.
@@ -80,6 +98,23 @@ class Pipeline(ABC):
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
         """Clean latents [B, C, h, w] -> pictures [B, 3, H, W], fp32 in [-1, 1]."""
+
+    def is_ragged(self, name: str) -> bool:
+        """Whether rows of this name, a condition for the prompt or for the negative one, differ in length."""
+        return name.removeprefix(NEGATIVE) in self.ragged
+
+    def joined(self, *batches: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The conditions of all rows of several batches, in order: name -> [sum of B, ...]."""
+        return {
+            name: pad_sequence([row for batch in batches for row in batch[name]], batch_first=True)
+            if name in self.ragged
+            else torch.cat([batch[name] for batch in batches])
+            for name in self.conditions
+        }
+
+    def guide(self, negative: Tensor, positive: Tensor, guidance: float) -> Tensor:
+        """What the family makes of its velocities for the negative prompt and for the prompt; guidance 1 is none."""
+        return guide(negative, positive, guidance)
 
     def long_texts(self, texts: Sequence[str]) -> list[str]:
         """Warnings about those that the text encoders cut, counted and named. Loads no weights."""

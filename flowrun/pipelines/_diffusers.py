@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import diffusers
 import torch
-from diffusers.modular_pipelines.modular_pipeline import BlockState
-from torch import Tensor
+from diffusers.modular_pipelines.modular_pipeline import BlockState, SequentialPipelineBlocks
+from torch import Tensor, nn
 
 from flowrun.cache.key import digest
 from flowrun.config import ConfigError
@@ -25,18 +25,22 @@ from flowrun.modular.blocks import quiet
 from flowrun.pipelines import Component, Pipeline
 from flowrun.pipelines._random import RandomWeights
 from flowrun.pipelines._saved import SavedWeights
-from flowrun.pipelines._targets import Target, target_units
+from flowrun.pipelines._targets import Target, posterior, target_units
 from flowrun.pipelines._texts import long_texts
 
 TIME_UNITS = 1000  # what the blocks call time runs from 0 to 1000
 
 
 @dataclass(kw_only=True, slots=True)
-class Config:
+class Saved:
     weights: str | None         # a folder that save_pretrained made, a hub id, or null: random weights of `components`
     components: dict[str, Any]  # settings of each component; beside `weights` only null, which leaves one out
-    max_sequence_length: int    # tokens of a caption that the T5 encoder sees, cut or padded
     target: Target              # draw | mode of what the VAE says of a picture
+
+
+@dataclass(kw_only=True, slots=True)
+class Config(Saved):
+    max_sequence_length: int    # tokens of a caption that the text encoder sees, cut or padded
 
     def __post_init__(self) -> None:
         if self.max_sequence_length < 1:
@@ -53,7 +57,7 @@ class DiffusersPipeline(Pipeline):
     decode_only = ("vae.decoder", "vae.post_quant_conv")
 
     blocks: ClassVar[str]  # diffusers' class of the family's modular blocks, all workflows
-    workflow: ClassVar[str] = "text2image"
+    workflow: ClassVar[str | None] = "text2image"  # None: the blocks have one only
     optional: ClassVar[tuple[str, ...]] = ()  # components that the family can do without
     rewrites: ClassVar[Mapping[str, tuple[str, ...]]]  # block -> inputs that it replaces without saying so
     tokens: ClassVar[Mapping[str, str | None]]  # tokenizer -> the setting that says how many it gives; None: it knows
@@ -62,7 +66,9 @@ class DiffusersPipeline(Pipeline):
     def __init__(self, config: Any, seed: int) -> None:
         super().__init__(config, seed)
         with quiet("transformers"):  # importing a family's blocks warns of image processors that need torchvision
-            workflow = getattr(diffusers, self.blocks)().get_workflow(self.workflow)
+            workflow = getattr(diffusers, self.blocks)()
+            workflow = workflow if self.workflow is None else workflow.get_workflow(self.workflow)
+        self.correct(workflow)
         self.names = component_names(workflow)
         self.weights = self._weights()
         self.configs = {name: self.weights.config(name) for name in self.names.networks}
@@ -70,6 +76,9 @@ class DiffusersPipeline(Pipeline):
             workflow, self.configs, self.weights.part, self.denoiser, self.settings(), self.rewrites
         )
         self.check()
+
+    def correct(self, workflow: SequentialPipelineBlocks) -> None:
+        """Change blocks where they do otherwise than the family's pipeline in diffusers."""
 
     def settings(self) -> dict[str, Any]:
         """Values of the blocks' inputs that hold for every row."""
@@ -84,8 +93,12 @@ class DiffusersPipeline(Pipeline):
         if found != value:
             raise ConfigError(f"model.components.{self.denoiser}.{setting}", f"is {found}", f"must be {value}, as {name}")
 
-    def given(self, rows: int, device: torch.device) -> dict[str, Any]:
-        """What the loop reads besides conditions and latents."""
+    def told(self, conditions: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Any]:
+        """The conditions of a batch, [B, ...] each, as the loop reads them. dtype: of the denoiser's weights."""
+        return {name: value.to(dtype) for name, value in conditions.items()}
+
+    def given(self, noise: Tensor) -> dict[str, Any]:
+        """What the loop reads besides conditions and latents. noise: [B, C, h, w], in the precision of the denoiser."""
         return {}
 
     def pack(self, latents: Tensor) -> Tensor:
@@ -101,33 +114,54 @@ class DiffusersPipeline(Pipeline):
         return (raw - self._shift) * self._vae["scaling_factor"]
 
     def denormalise(self, latents: Tensor) -> Tensor:
+        """The network's latents [B, C, h, w] -> the VAE's, its inverse."""
         return latents / self._vae["scaling_factor"] + self._shift
+
+    def statistics(self) -> dict[str, Any]:
+        """The numbers that `normalise` uses."""
+        return {"shift": self._shift, "scale": self._vae["scaling_factor"]}
+
+    @staticmethod
+    def moments(vae: nn.Module, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixels [B, 3, H, W] in [-1, 1] -> mean and standard deviation of the VAE's latents, as `normalise` takes them."""
+        return posterior(vae, pixels)
+
+    @staticmethod
+    def pixels(vae: nn.Module, raw: Tensor) -> Tensor:
+        """The VAE's latents [B, C, h, w] -> [B, 3, H, W], about [-1, 1]."""
+        return vae.decode(raw, return_dict=False)[0]
+
+    @property
+    def channels(self) -> int:
+        """C, of the network's latents."""
+        return self._vae["latent_channels"]
 
     def components(self) -> dict[str, Component]:
         return {name: self._component(name) for name, config in self.configs.items() if config is not None}
 
     def units(self) -> tuple[Unit, ...]:
-        settings = {"shift": self._shift, "scale": self._vae["scaling_factor"]}
-        return (*self.modular.units(self.inputs), *target_units(self.config.target, self.normalise, settings))
+        target = target_units(self.config.target, self.moments, self.normalise, self.statistics())
+        return (*self.modular.units(self.inputs), *target)
 
     def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
-        side, (height, width) = self.reduction * self.patch, size
+        side, (height, width) = self.tile, size
         if height < side or width < side or height % side or width % side:
             what = f"a picture of {height}x{width} pixels does not divide into tiles of {side}x{side}"
             raise ConfigError("data", what, f"choose sizes that are multiples of {side}")
-        return self._vae["latent_channels"], height // self.reduction, width // self.reduction
+        return self.channels, height // self.reduction, width // self.reduction
 
     def schedule(self, steps: int, size: tuple[int, int]) -> Tensor:
-        return self.modular.schedule(steps, size)  # [steps + 1]
+        like = torch.empty(1, *self.latent_shape(size), device="meta")
+        return self.modular.schedule(steps, size, self.pack(like))  # [steps + 1]
 
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> BlockState:
         dtype = next(self.models[self.denoiser].parameters()).dtype
         height, width = (self.reduction * side for side in noise.shape[-2:])
+        noise = noise.to(dtype)
         known = {
-            **{name: batch[name].to(dtype) for name in self.conditions},
-            **self.given(len(noise), noise.device),
-            "latents": self.pack(noise.to(dtype)), "height": height, "width": width,
+            "latents": self.pack(noise), "height": height, "width": width,
             "timesteps": sigmas * TIME_UNITS, "num_inference_steps": len(sigmas),
+            **self.told({name: batch[name] for name in self.conditions}, dtype), **self.given(noise),
         }  # fmt: skip
         return self.modular.begin(known)
 
@@ -142,7 +176,7 @@ class DiffusersPipeline(Pipeline):
     def decode(self, latents: Tensor) -> Tensor:
         vae = self.models["vae"]
         raw = self.denormalise(wide(latents)).to(next(vae.parameters()).dtype)  # [B, C, h, w]
-        rows = [wide(vae.decode(row, return_dict=False)[0]) for row in raw.split(1)]  # one by one: large pictures fit
+        rows = [wide(self.pixels(vae, row)) for row in raw.split(1)]  # one by one: large pictures fit
         return torch.cat(rows).clamp(-1, 1)  # [B, 3, H, W]
 
     def long_texts(self, texts: Sequence[str]) -> list[str]:
@@ -151,8 +185,17 @@ class DiffusersPipeline(Pipeline):
             if self.configs[name.replace("tokenizer", "text_encoder")] is not None:
                 tokenizer = partial(self.modular.part, name)
                 most = self.modular.settings[setting] if setting else tokenizer().model_max_length
-                found += long_texts(name, tokenizer, most, texts)
+                found += long_texts(name, tokenizer, most, texts, self.around)
         return found
+
+    def around(self, tokenizer: Any) -> int:
+        """Tokens that stand around a caption and count as its own."""
+        return 0
+
+    @property
+    def tile(self) -> int:
+        """A picture's sides are multiples of so many pixels."""
+        return self.reduction * self.patch
 
     @property
     def _vae(self) -> Mapping[str, Any]:

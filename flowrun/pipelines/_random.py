@@ -20,6 +20,7 @@ from flowrun.pipelines._tokenizers import tokenizer
 from flowrun.spelling import suggest
 
 KEY = "model.components"
+VISION_MARKS = {"image": "<|image_pad|>", "video": "<|video_pad|>", "vision_start": "<|vision_start|>", "vision_end": "<|vision_end|>"}
 
 
 class RandomWeights:
@@ -72,18 +73,25 @@ class RandomWeights:
         if issubclass(cls, ModelMixin):
             return configuration(cls, given, key)
         configuration(cls.config_class, given, key)  # for its checks: the class itself derives more than it is given
-        return cls.config_class(**{**given, **self._vocabulary(name)}).to_dict()
+        return cls.config_class(**self._with_vocabulary(name, given)).to_dict()
 
-    def _vocabulary(self, name: str) -> dict[str, int]:
-        """What a text encoder must have in common with its tokenizer."""
+    def _with_vocabulary(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of a text encoder, with what it must have in common with its tokenizer."""
         words = self.part(name.replace("text_encoder", "tokenizer"))
-        ids = {"bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id}
-        return {"vocab_size": len(words), "pad_token_id": words.pad_token_id,
-                **{key: value for key, value in ids.items() if value is not None}}  # fmt: skip
+        known = {"vocab_size": len(words), "pad_token_id": words.pad_token_id, "bos_token_id": words.bos_token_id,
+                 "eos_token_id": words.eos_token_id}  # fmt: skip
+        if "text_config" not in given:
+            return {**given, **known}
+        marks = {f"{kind}_token_id": words.convert_tokens_to_ids(mark) for kind, mark in VISION_MARKS.items()}
+        return {**given, "text_config": {**given["text_config"], **known}, **marks}
 
     def _make(self, name: str) -> nn.Module:
         cls, config = self.names.networks[name], self._configs[name]
-        return cls(**config) if issubclass(cls, ModelMixin) else cls(cls.config_class(**config))
+        network = cls(**config) if issubclass(cls, ModelMixin) else cls(cls.config_class(**config))
+        for parameter, value in network.named_parameters():
+            if parameter.endswith("pad_token"):  # Z-Image's are left as the memory was
+                nn.init.normal_(value, std=0.02)
+        return network
 
 
 def _is_tokenizer(name: str) -> bool:

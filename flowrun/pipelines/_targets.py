@@ -14,12 +14,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flowrun.flow.path import wide
 from flowrun.graph import Unit
 
 Normalise = Callable[[Tensor], Tensor]
+Moments = Callable[[nn.Module, Tensor], tuple[Tensor, Tensor]]
 
 
 class Target(Enum):
@@ -27,15 +28,17 @@ class Target(Enum):
     mode = "mode"
 
 
-def target_units(target: Target, normalise: Normalise, settings: Mapping[str, Any]) -> tuple[Unit, Unit]:
-    """normalise: the VAE's latents -> the network's; settings: the numbers that it uses."""
-    moments = Unit(
+def target_units(target: Target, moments: Moments, normalise: Normalise, settings: Mapping[str, Any]) -> tuple[Unit, Unit]:
+    """moments: VAE, pixels [B, 3, H, W] in [-1, 1] -> mean and standard deviation of their latents, [B, C, h, w] each.
+
+    normalise: the VAE's latents -> the network's; settings: the numbers that it uses."""
+    says = Unit(
         name="target_moments",
         input_params=("image",),
         output_params=("target_mean", "target_std"),
         onload_model_names=("vae",),
-        process=_moments,
-        process_rows=_moments_of_rows,
+        process=partial(_moments, moments),
+        process_rows=partial(_moments_of_rows, moments),
     )
     mode = target is Target.mode
     latents = Unit(
@@ -46,22 +49,26 @@ def target_units(target: Target, normalise: Normalise, settings: Mapping[str, An
         random="none" if mode else "per_epoch",
         settings=settings,
     )
-    return moments, latents
+    return says, latents
 
 
-def _moments(ctx: Any, image: Tensor) -> dict[str, Tensor]:
+def posterior(vae: nn.Module, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the VAE's latents."""
+    found = vae.encode(pixels).latent_dist
+    return found.mean, found.std
+
+
+def _moments(moments: Moments, ctx: Any, image: Tensor) -> dict[str, Tensor]:
     """image: uint8 [3, H, W] -> mean and standard deviation of its latents, each [C, h, w]."""
-    return _moments_of_rows(ctx, [{"image": image}])[0]
+    return _moments_of_rows(moments, ctx, [{"image": image}])[0]
 
 
-def _moments_of_rows(ctx: Any, rows: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+def _moments_of_rows(moments: Moments, ctx: Any, rows: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
     vae = ctx.models["vae"]
     weight = next(vae.parameters())
     images = torch.stack([row["image"] for row in rows]).to(weight.device)  # uint8 [B, 3, H, W]
-    posterior = vae.encode((images.float() / 127.5 - 1).to(weight.dtype)).latent_dist  # pixels in [-1, 1]
-    return [
-        {"target_mean": mean, "target_std": std} for mean, std in zip(posterior.mean, posterior.std, strict=True)
-    ]
+    mean, std = moments(vae, (images.float() / 127.5 - 1).to(weight.dtype))  # pixels in [-1, 1]
+    return [{"target_mean": m, "target_std": s} for m, s in zip(mean, std, strict=True)]
 
 
 def _draw(normalise: Normalise, ctx: Any, target_mean: Tensor, target_std: Tensor) -> dict[str, Tensor]:

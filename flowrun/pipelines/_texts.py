@@ -5,21 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-MARKS = 2  # most tokens that a tokenizer here adds to a text
+MARKS, TEMPLATE = 2, 128  # most tokens that a tokenizer here adds to a text, and that a template puts around it
 AT_ONCE = 1000  # texts that are counted; what a tokenizer returns for all of 100,000 takes much memory
 SHOWN, NAMED = 60, 5  # letters of a long text, and long texts, in a warning
 
 
-def long_texts(
-    name: str, tokenizer: Callable[[], Any], most: int, texts: Sequence[str], rest: str = "is cut off"
-) -> list[str]:
+def turn(tokenizer: Any, enable_thinking: bool) -> int:
+    """Tokens that a chat's template puts around what the user says."""
+    said = tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False, add_generation_prompt=True,
+                                         enable_thinking=enable_thinking)  # fmt: skip
+    return len(tokenizer(said)["input_ids"])
+
+
+def none(tokenizer: Any) -> int:
+    """Of tokens around a text."""
+    return 0
+
+
+def long_texts(name: str, tokenizer: Callable[[], Any], most: int, texts: Sequence[str], around: Callable[[Any], int] = none,
+               rest: str = "is cut off") -> list[str]:  # fmt: skip
     """One warning that counts and names the texts of more than `most` tokens, or none. name: the tokenizer's. rest: what
     becomes of what is too much.
 
-    A token is at least one byte, so most texts need no counting, and without long ones the tokenizer is not asked for."""
+    around: how many of them a tokenizer's template takes. A token is at least one byte, so most texts need no counting, and
+    without long ones the tokenizer is not asked for."""
     different = list(dict.fromkeys(texts))
-    long = [text for text in different if len(text.encode()) > most - MARKS]
-    counts = _counts(tokenizer(), long) if long else []
+    long = [text for text in different if len(text.encode()) > most - MARKS - TEMPLATE]
+    if not long:
+        return []
+    most -= around(tokenizer())
+    counts = _counts(tokenizer(), long)
     cut = [f"{text[:SHOWN]!r} has {n}" for text, n in zip(long, counts, strict=True) if n > most]
     if not cut:
         return []

@@ -2,7 +2,7 @@
 
 [dev] was distilled from guided samples and is told their guidance; [schnell] is not told any.
 
-Legend: B rows, C channels, h w latent height and width.
+Legend: B rows.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from flowrun.config import ConfigError
 from flowrun.pipelines import _diffusers
 from flowrun.pipelines._diffusers import DiffusersPipeline
+from flowrun.pipelines._squares import pack, unpack
 
 
 class Flux(DiffusersPipeline):
@@ -46,15 +46,13 @@ class Flux(DiffusersPipeline):
             what = f"is {self.config.guidance}, but the transformer {'must' if told else 'cannot'} be told a guidance"
             raise ConfigError("model.guidance", what, "give a number, e.g. 3.5" if told else "set it to null")
 
-    def given(self, rows: int, device: torch.device) -> dict[str, Any]:
+    def given(self, noise: Tensor) -> dict[str, Any]:
         if self.config.guidance is None:
             return {}
-        return {"guidance": torch.full([rows], float(self.config.guidance), device=device)}  # [B], fp32
+        return {"guidance": torch.full([len(noise)], float(self.config.guidance), device=noise.device)}  # [B], fp32
 
     def pack(self, latents: Tensor) -> Tensor:
-        """[B, C, h, w] -> [B, h w / 4, 4 C]: a square of 2x2 places is one token."""
-        return pixel_unshuffle(latents, self.patch).flatten(2).transpose(1, 2)
+        return pack(latents, self.patch)
 
     def unpack(self, packed: Tensor, like: Tensor) -> Tensor:
-        height, width = (side // self.patch for side in like.shape[-2:])
-        return pixel_shuffle(packed.transpose(1, 2).unflatten(2, (height, width)), self.patch)
+        return unpack(packed, self.patch, like)

@@ -48,6 +48,7 @@ def build_training(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
         executor(assembly.split.units),
         assembly.library or NoRecords(),
         names,
+        [name for name in names if pipeline.is_ragged(name)],
         assembly.variants,
         run.seed,
         dist.device,

@@ -10,16 +10,17 @@ from flowrun.config import ConfigError
 from flowrun.flow.schedule import sigmas
 from flowrun.graph import Draws, Executor, State, Unit
 from flowrun.registry import ALGORITHMS
+from tests.stubs import FlowStub
 
 
 def distill(steps=2, noise="paired", guidance=1.0):
     return Distill(ALGORITHMS.build("task", Distill, {"steps": steps, "noise": noise, "guidance": guidance}))
 
 
-class Stub:
+class Stub(FlowStub):
     """A pipeline whose velocity is `answer(x, sigma)`; it keeps the levels it was asked at."""
 
-    conditions, target, reduction = (), "target_latents", 8
+    target, reduction = "target_latents", 8
 
     def __init__(self, answer):
         self.answer, self.levels = answer, []

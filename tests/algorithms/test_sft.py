@@ -9,6 +9,7 @@ import torch
 from flowrun.algorithms.sft import Sft
 from flowrun.config import ConfigError
 from flowrun.registry import ALGORITHMS
+from tests.stubs import FlowStub
 
 BASE = {
     "density": "logit_normal",
@@ -29,7 +30,7 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-class Stub:
+class Stub(FlowStub):
     """A pipeline whose velocity is `answer(clean, noise, x, sigma)`; it keeps what it was asked."""
 
     target = "target_latents"

@@ -6,16 +6,18 @@ from functools import cache
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline, FluxPipeline, StableDiffusion3Pipeline
+from diffusers import DiffusionPipeline
+from torch.nn.utils.rnn import pad_sequence
 
 from flowrun.compose import compose
 from flowrun.config import Model
-from flowrun.graph import Draws, Executor, State
+from flowrun.graph import Draws, Executor, State, UnitGraph
 from flowrun.pipelines._diffusers import DiffusersPipeline
 from flowrun.registry import PIPELINES
+from tests.pipelines.oracles import ORACLES, Oracle
 
 CPU, SIZE = torch.device("cpu"), (64, 64)
-THEIRS = {"sd3": StableDiffusion3Pipeline, "flux": FluxPipeline}
+FAMILIES = tuple(ORACLES)
 PROMPTS = ["a red apple", "a very small cat on top of a large house", ""]
 
 
@@ -40,24 +42,22 @@ def loaded(family: str) -> DiffusersPipeline:
 
 
 @cache
+def oracle(family: str) -> Oracle:
+    return ORACLES[family](loaded(family))
+
+
 def theirs(family: str) -> DiffusionPipeline:
     """Diffusers' pipeline of the same networks, tokenizers and scheduler settings."""
-    return as_diffusers(loaded(family), THEIRS[family])
-
-
-def as_diffusers(pipeline: DiffusersPipeline, cls: type) -> DiffusionPipeline:
-    parts = {name: pipeline.weights.part(name) for name in pipeline.names.parts}
-    whole = cls(**pipeline.models, **parts)
-    whole.set_progress_bar_config(disable=True)
-    return whole
+    return oracle(family).whole
 
 
 def encoded(pipeline: DiffusersPipeline, prompts: list[str]) -> dict[str, torch.Tensor]:
     """The conditions of each prompt, encoded alone: name -> [B, ...]."""
-    units = [unit for unit in pipeline.units() if "prompt" in unit.input_params]
+    units = pipeline.units()
+    units = [units[i] for i in sorted(UnitGraph(units).needed_for([("shared", name) for name in pipeline.conditions]))]
     executor = Executor(units, pipeline.models)
     states = executor.run_batch([(State(shared={"prompt": p}), Draws(0, p, 0), {}) for p in prompts])
-    return {name: torch.stack([state.shared[name] for state in states]) for name in pipeline.conditions}
+    return {name: pad_sequence([state.shared[name] for state in states], batch_first=True) for name in pipeline.conditions}
 
 
 def run_unit(pipeline: DiffusersPipeline, name: str, draws: Draws, **inputs: Any) -> dict[str, Any]:

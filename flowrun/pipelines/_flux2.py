@@ -1,0 +1,104 @@
+"""What the FLUX.2 models share (Black Forest Labs 2025): layers of a language model's states, a transformer on 2x2 squares
+of latents.
+
+The VAE normalises by the running statistics of a batch normalisation over those squares, which lie among its weights; so
+the target's moments come normalised, and what is left to do without the VAE is the cutting into squares.
+
+Legend: B rows, C channels, h w height and width in squares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
+
+from flowrun.config import ConfigError
+from flowrun.pipelines import _diffusers
+from flowrun.pipelines._diffusers import DiffusersPipeline
+from flowrun.pipelines._squares import pack, unpack
+from flowrun.pipelines._targets import posterior
+
+SIDE = 2  # of a square
+# The output is a list of two modules in double blocks, a layer in single ones.
+LORA_LAYERS = r".*attn\.(to_[qkv]|add_[qkv]_proj|to_add_out|to_out\.0|to_qkv_mlp_proj)|single_transformer_blocks\.\d+\.attn\.to_out"
+TEXT_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+
+
+class Flux2(DiffusersPipeline):
+    conditions = ("prompt_embeds",)
+    rewrites = {"text_encoder": ()}
+    tokens = {"tokenizer": "max_sequence_length"}
+    patch = 1
+    lora_targets = {"transformer": LORA_LAYERS, "text_encoder": TEXT_LAYERS}
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(_diffusers.Config):
+        text_encoder_out_layers: list[int]  # whose states are joined, as wide as the transformer takes them
+        guidance: float | None              # told to a network that was distilled from guided samples; null for others
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "text_encoder_out_layers": tuple(self.config.text_encoder_out_layers)}
+
+    def check(self) -> None:
+        text, layers = self.configs["text_encoder"], self.config.text_encoder_out_layers
+        text = text.get("text_config", text)
+        depth = text["num_hidden_layers"]
+        if not layers or not all(0 <= layer <= depth for layer in layers):
+            raise ConfigError("model.text_encoder_out_layers", f"is {layers}", f"give layers from 0 to {depth}")
+        self.agree("in_channels", self.channels, "vae.latent_channels in squares of 2x2")
+        self.agree("joint_attention_dim", len(layers) * text["hidden_size"], "text_encoder's hidden_size, once for each layer")
+        told = self.configs["transformer"]["guidance_embeds"]
+        if told != (self.config.guidance is not None):
+            what = f"is {self.config.guidance}, but the transformer {'must' if told else 'cannot'} be told a guidance"
+            raise ConfigError("model.guidance", what, "give a number, e.g. 4.0" if told else "set it to null")
+
+    def given(self, noise: Tensor) -> dict[str, Any]:
+        told = {"latents": noise, "batch_size": len(noise)}
+        if self.config.guidance is not None:
+            told["guidance"] = torch.full([len(noise)], float(self.config.guidance), device=noise.device)  # [B], fp32
+        return told
+
+    def pack(self, latents: Tensor) -> Tensor:
+        return pack(latents, self.patch)
+
+    def unpack(self, packed: Tensor, like: Tensor) -> Tensor:
+        return unpack(packed, self.patch, like)
+
+    def statistics(self) -> dict[str, Any]:
+        return {}
+
+    def normalise(self, raw: Tensor) -> Tensor:
+        """[C, 2 h, 2 w], normalised -> [4 C, h, w]."""
+        return pixel_unshuffle(raw, SIDE)
+
+    def denormalise(self, latents: Tensor) -> Tensor:
+        return latents
+
+    @staticmethod
+    def moments(vae: nn.Module, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = (pixel_unshuffle(found, SIDE) for found in posterior(vae, pixels))  # [B, 4 C, h, w]
+        centre, scale = _statistics(vae)
+        return pixel_shuffle((mean - centre) / scale, SIDE), pixel_shuffle(std / scale, SIDE)
+
+    @staticmethod
+    def pixels(vae: nn.Module, raw: Tensor) -> Tensor:
+        centre, scale = _statistics(vae)
+        return vae.decode(pixel_shuffle(raw * scale + centre, SIDE), return_dict=False)[0]
+
+    @property
+    def channels(self) -> int:
+        return SIDE**2 * self.configs["vae"]["latent_channels"]
+
+    @property
+    def reduction(self) -> int:
+        return SIDE * super().reduction
+
+
+def _statistics(vae: nn.Module) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel of a square, [4 C, 1, 1]."""
+    variance = vae.bn.running_var + vae.config.batch_norm_eps
+    return vae.bn.running_mean[:, None, None], variance.sqrt()[:, None, None]
