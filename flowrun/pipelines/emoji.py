@@ -184,7 +184,7 @@ class EmojiPipeline(Pipeline):
 
     def long_texts(self, texts: Sequence[str]) -> list[str]:
         rest = "only counts in the pooled embedding (model.text_tokens)"
-        return long_texts("all-MiniLM-L6-v2", lambda: minilm.tokenizer(self.minilm_folder), self.config.text_tokens, texts, rest)
+        return long_texts("all-MiniLM-L6-v2", lambda: minilm.tokenizer(self.minilm_folder), self.config.text_tokens, texts, rest=rest)
 
     def _text(self, ctx: Any, prompt: str) -> dict[str, Tensor]:
         """prompt_embeds: [L, 384], the first L hidden states, zeros after the last; pooled: [384], the mean of all."""
