@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ import numpy as np
 from flowrun.cache.index import Index
 from flowrun.cache.layout import SHARD_NAME, Layout
 from flowrun.cache.quarantine import Fault, Quarantine
-from flowrun.cache.shard import Leaf, Shard
-from flowrun.cache.tensorfile import Damaged, OtherFormat
+from flowrun.cache.shard import Form, Shard
+from flowrun.cache.tensorfile import ITEM_BYTES, Damaged, OtherFormat
 from flowrun.config import Failure, Verify
 
-MOST_OPEN = 256  # shards; each holds one file descriptor, and many systems allow a process 1024
+MOST_OPEN = 256  # shards; each holds two file descriptors, and many systems allow a process 1024
 REMEDY = "run stage=cache to make it again"
-Take = Callable[[int, str, tuple[Leaf, ...]], tuple[Any, Sequence[Leaf]]]
+Take = Callable[[int, Form], tuple[Any, Sequence[Any]]]
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +51,7 @@ class Catalog:
         """`root` need not exist. verify: `never` trusts every value; else each is checked at its first read here."""
         self.layout, self.verify = Layout(Path(root)), verify
         self.quarantine = Quarantine(self.layout.quarantine)
-        self._open: dict[str, Shard] = {}  # least recently used first
+        self._open: dict[str, Shard] = {}  # opened first, first
         self._aside: list[Fault] = []  # found by this process; kept here too in case the cache cannot be written
         self._foreign: set[str] = set()  # shards of another version of this program
         self._lock = threading.RLock()
@@ -112,14 +112,15 @@ class Catalog:
 
     def open(self, name: str) -> Shard:
         """Raises FileNotFoundError, Damaged."""
+        return self._open.get(name) or self._opened(name)
+
+    def _opened(self, name: str) -> Shard:
         with self._lock:
-            shard = self._open.pop(name, None)
-            if shard is None:
-                shard = Shard(self.layout.shards / name)
-            self._open[name] = shard
-            if len(self._open) > MOST_OPEN:
-                del self._open[next(iter(self._open))]
-            return shard
+            if name not in self._open:
+                self._open[name] = Shard(self.layout.shards / name)
+                if len(self._open) > MOST_OPEN:
+                    del self._open[next(iter(self._open))]
+            return self._open[name]
 
     def shards(self) -> Iterator[Shard]:
         """All of them, one after the other; damaged ones are set aside and left out."""
@@ -142,7 +143,7 @@ class Catalog:
 
     def _reads(self, key: bytes) -> bool:
         try:
-            self.read([key], lambda number, text, leaves: (None, leaves))
+            self.read([key], scratch)
         except (DamagedValue, MissingValue):  # the first has been logged by set_aside
             return False
         return True
@@ -150,43 +151,47 @@ class Catalog:
     def read(self, keys: Sequence[bytes], take: Take) -> list[Any]:
         """What `take` makes of each value. Raises MissingValue, DamagedValue.
 
-        take(place in keys, text, leaves) -> (result, leaves to check). The leaves it gets are views of the files. It
-        gives back its copies of them: what is checked is then what is used, and still in the processor's cache.
+        take(place in keys, form) -> (result, buffers). It makes the memory that the value's tensors are to lie in; they
+        are read into it and checked there: what is checked is what is used, and still in the processor's cache.
         """
-        found = self.index.places(keys)
-        return [
-            self._read(key, place, partial(take, n)) for n, (key, place) in enumerate(zip(keys, found, strict=True))
-        ]
+        results = []
+        for n, place in enumerate(self.index.places(keys)):
+            try:
+                results.append(self._checked(n, place, take))
+            except (FileNotFoundError, _SetAside) as trouble:
+                results.append(self._searched(n, keys[n], trouble, take))
+        return results
 
-    def _read(self, key: bytes, place: tuple[str, int] | None, take: partial[Any]) -> Any:
-        fault, looked_again = None, False
+    def _searched(self, n: int, key: bytes, trouble: Exception, take: Take) -> Any:
+        """The value from wherever else it is now: another process may have added it, or moved it to a larger shard."""
         while True:
+            self.refresh()
+            (place,) = self.index.places([key])
+            if place is None and isinstance(trouble, _SetAside):
+                raise DamagedValue(key, trouble.fault) from None
             if place is None:
-                if fault is not None:
-                    raise DamagedValue(key, fault)
-                if looked_again:
-                    raise MissingValue(key)
-                looked_again = True
-                self.refresh()  # another process may have added it
-            else:
-                try:
-                    return self._checked(*place, take)
-                except FileNotFoundError:
-                    self.refresh()  # another process merged the shard into a larger one
-                except _SetAside as found:
-                    fault = found.fault
-            place = self.index.places([key])[0]
+                raise MissingValue(key) from None
+            try:
+                return self._checked(n, place, take)
+            except FileNotFoundError:
+                pass
+            except _SetAside as found:
+                trouble = found
 
-    def _checked(self, name: str, number: int, take: partial[Any]) -> Any:
+    def _checked(self, n: int, place: tuple[str, int] | None, take: Take) -> Any:
         """Raises FileNotFoundError, _SetAside (after setting the value aside)."""
+        if place is None:
+            raise FileNotFoundError
+        name, number = place
         try:
             shard = self.open(name)
+            form = shard.form_of(number)
+            result, memories = take(n, form)
+            shard.fill(number, memories)
         except Damaged as fault:
             raise _SetAside(self.set_aside(Fault(name, None, None, "", fault.why))) from fault
-        text = shard.text_of(number)
-        result, leaves = take(text, shard.leaves_of(number))
         if self.verify is not Verify.never and not shard.checked[number]:
-            if not shard.is_intact(number, text, leaves):
+            if not shard.matches(number, form, memories):
                 raise _SetAside(self.set_aside(self.fault(shard, number)))
             shard.checked[number] = 1
         return result
@@ -208,7 +213,7 @@ class Catalog:
             shard = self.open(place[0])
         except (FileNotFoundError, Damaged):
             return False
-        return shard.is_intact(place[1], shard.text_of(place[1]), shard.leaves_of(place[1]))
+        return shard.is_intact(place[1])
 
     @staticmethod
     def fault(shard: Shard, number: int) -> Fault:
@@ -226,6 +231,11 @@ class Catalog:
         if fault.value is not None or fault.shard in self.index.sizes:
             self.refresh()
         return fault
+
+
+def scratch(n: int, form: Form) -> tuple[None, list[np.ndarray]]:
+    """Takes values that are only to be checked."""
+    return None, [np.empty(math.prod(shape) * ITEM_BYTES[code], np.uint8) for code, shape in form.kinds]
 
 
 class _SetAside(Exception):
