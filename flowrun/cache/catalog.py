@@ -19,8 +19,10 @@ from flowrun.cache.layout import SHARD_NAME, Layout
 from flowrun.cache.quarantine import Fault, Quarantine
 from flowrun.cache.shard import Form, Shard
 from flowrun.cache.tensorfile import ITEM_BYTES, Damaged, OtherFormat
+from flowrun.cache.threads import for_each
 from flowrun.config import Failure, Verify
 
+LARGE_BYTES = 1 << 20  # read at once; from here on it pays to wake other threads
 MOST_OPEN = 256  # shards; each holds two file descriptors, and many systems allow a process 1024
 REMEDY = "run stage=cache to make it again"
 Take = Callable[[int, Form], tuple[Any, Sequence[Any]]]
@@ -154,47 +156,61 @@ class Catalog:
         take(place in keys, form) -> (result, buffers). It makes the memory that the value's tensors are to lie in; they
         are read into it and checked there: what is checked is what is used, and still in the processor's cache.
         """
-        results = []
-        for n, place in enumerate(self.index.places(keys)):
-            try:
-                results.append(self._checked(n, place, take))
-            except (FileNotFoundError, _SetAside) as trouble:
-                results.append(self._searched(n, keys[n], trouble, take))
-        return results
+        begun = [self._begin(n, place, take) for n, place in enumerate(self.index.places(keys))]
+        if len(begun) > 1 and sum([memory.nbytes for reading in begun for memory in reading.memories]) >= LARGE_BYTES:
+            for_each(self._finish, begun)
+        else:
+            for reading in begun:
+                self._finish(reading)
+        return [
+            reading.result if reading.done else self._searched(n, key, reading.fault, take)
+            for n, (key, reading) in enumerate(zip(keys, begun, strict=True))
+        ]
 
-    def _searched(self, n: int, key: bytes, trouble: Exception, take: Take) -> Any:
+    def _searched(self, n: int, key: bytes, fault: Fault | None, take: Take) -> Any:
         """The value from wherever else it is now: another process may have added it, or moved it to a larger shard."""
         while True:
             self.refresh()
             (place,) = self.index.places([key])
-            if place is None and isinstance(trouble, _SetAside):
-                raise DamagedValue(key, trouble.fault) from None
             if place is None:
-                raise MissingValue(key) from None
-            try:
-                return self._checked(n, place, take)
-            except FileNotFoundError:
-                pass
-            except _SetAside as found:
-                trouble = found
+                raise MissingValue(key) if fault is None else DamagedValue(key, fault)
+            reading = self._begin(n, place, take)
+            self._finish(reading)
+            if reading.done:
+                return reading.result
+            fault = reading.fault or fault
 
-    def _checked(self, n: int, place: tuple[str, int] | None, take: Take) -> Any:
-        """Raises FileNotFoundError, _SetAside (after setting the value aside)."""
-        if place is None:
-            raise FileNotFoundError
-        name, number = place
+    def _begin(self, n: int, place: tuple[str, int] | None, take: Take) -> _Reading:
+        reading = _Reading()
+        if place is not None:
+            name, number = place
+            try:
+                shard = self.open(name)
+                reading.form = shard.form_of(number)
+                reading.result, reading.memories = take(n, reading.form)
+                reading.shard, reading.number = shard, number
+            except FileNotFoundError:  # another process merged the shard into a larger one
+                pass
+            except Damaged as fault:
+                reading.fault = self.set_aside(Fault(name, None, None, "", fault.why))
+        return reading
+
+    def _finish(self, reading: _Reading) -> None:
+        """Fill the memories and check them: then it is done, or a fault is set aside. Any thread may do this."""
+        shard, number = reading.shard, reading.number
+        if shard is None:
+            return
         try:
-            shard = self.open(name)
-            form = shard.form_of(number)
-            result, memories = take(n, form)
-            shard.fill(number, memories)
+            shard.fill(number, reading.memories)
         except Damaged as fault:
-            raise _SetAside(self.set_aside(Fault(name, None, None, "", fault.why))) from fault
+            reading.fault = self.set_aside(Fault(shard.name, None, None, "", fault.why))
+            return
         if self.verify is not Verify.never and not shard.checked[number]:
-            if not shard.matches(number, form, memories):
-                raise _SetAside(self.set_aside(self.fault(shard, number)))
+            if not shard.matches(number, reading.form, reading.memories):
+                reading.fault = self.set_aside(self.fault(shard, number))
+                return
             shard.checked[number] = 1
-        return result
+        reading.done = True
 
     def listed(self, shard: Shard) -> list[int]:
         """Numbers of the shard's values that are not set aside."""
@@ -233,11 +249,18 @@ class Catalog:
         return fault
 
 
+class _Reading:
+    """One value on its way: where it lies, the memory it goes to, what came of it."""
+
+    __slots__ = ("done", "fault", "form", "memories", "number", "result", "shard")
+
+    def __init__(self) -> None:
+        self.done, self.memories, self.number = False, (), 0
+        self.fault: Fault | None = None
+        self.shard: Shard | None = None
+        self.result: Any = None
+
+
 def scratch(n: int, form: Form) -> tuple[None, list[np.ndarray]]:
     """Takes values that are only to be checked."""
     return None, [np.empty(math.prod(shape) * ITEM_BYTES[code], np.uint8) for code, shape in form.kinds]
-
-
-class _SetAside(Exception):
-    def __init__(self, fault: Fault) -> None:
-        self.fault = fault
