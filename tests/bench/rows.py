@@ -63,7 +63,6 @@ def _unchanged(folder: Path) -> list[Figure]:
     )
     for job in (many, few):
         command(folder, *job)  # makes everything
-        command(folder, *job)  # what had just been written when it was made is looked at once more
     longer, shorter = interleaved(*[lambda job=job: seconds(lambda: command(folder, *job)) for job in (many, few)], rounds=ROUNDS)
     more, networks = longer - shorter, command(folder, *many).networks
     return [
