@@ -100,8 +100,8 @@ def _write_arrays(file: BinaryIO, arrays: Sequence[Array], seal: xxhash.xxh3_128
 class TensorFile:
     """An open file. map: the whole file; spans: array name -> (type name, shape, first byte, end byte) in the map.
 
-    Tables are read through the map. What is large is read into memory that is there already (`read_into`): filling a
-    map's pages costs more than the system's copy does, and a file that was cut short ends in an error, not in a signal.
+    Tables are read through the map. What is large is read into memory that is there already (`read_into`): the first
+    touch of a map's pages costs more than the system's copy does.
     """
 
     def __init__(self, path: Path, format: str) -> None:
@@ -151,7 +151,7 @@ class TensorFile:
         while got < wanted:  # the system gives at most 2 GiB at once
             more = os.preadv(self.handle, [memoryview(memory).cast("B")[got:]], begin + got)
             if not more:
-                raise Damaged(self.path, f"it was cut short to {begin + got} bytes")
+                raise Damaged(self.path, f"it was cut short: it ends before byte {begin + wanted}")
             got += more
 
     def array(self, name: str) -> np.ndarray:

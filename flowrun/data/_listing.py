@@ -85,8 +85,9 @@ def _sort_out(root: Path, folder: Path, files: list[str], ending: str, found: Li
     used = captions.union(pictures)
     if others := [name for name in visible if name not in used]:
         found.add_others(folder, others)
+    inside = folder.relative_to(root)
     for name in pictures:
-        relative = (folder / name).relative_to(root).as_posix()
+        relative = name if inside == Path() else f"{inside.as_posix()}/{name}"
         try:
             relative.encode("utf-8")
         except UnicodeEncodeError:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import PIL
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
-from flowrun.cache.key import digest
+from flowrun.cache.key import Encoded, digest
 from flowrun.config import ConfigError, DataError
 from flowrun.data import Row, Source
 from flowrun.data import _picture as picture
@@ -135,19 +135,23 @@ class Pictures(Source):
         return self.config.geometry.apply(ImageOps.mirror(upright) if look.flipped else upright, size, look.at)
 
     def fingerprints(self, row: Row, hash_file: HashFile) -> dict[str, bytes]:
-        given = {name: value for name, value in asdict(self.config.geometry).items() if value is not None}
-        geometry = {**given, "mode": self.config.geometry.mode.value}
-        versions = {"decoding": picture.DECODING, "resizing": RESIZING, "pillow": PIL.__version__}
-        rules = {**versions, "ground": self.config.ground, "geometry": geometry}
         look = row.extra.get("look", Look(row.prompt))
         seen = [] if (look.flipped, look.at) == (False, CENTRE) else [look.flipped, look.at]
         first = next(iter(row.files))
         return {
             "prompt": digest("prompt", row.prompt),
             # A further picture is cut to the size of the first one.
-            **{name: digest("picture", content(file, hash_file), rules, *([] if name == first else [row.size]), *seen)
+            **{name: digest("picture", content(file, hash_file), self._rules, *([] if name == first else [row.size]), *seen)
                for name, file in row.files.items()},
         }  # fmt: skip
+
+    @cached_property
+    def _rules(self) -> Encoded:
+        """By which files become pixels; the same for all of them."""
+        given = {name: value for name, value in asdict(self.config.geometry).items() if value is not None}
+        geometry = {**given, "mode": self.config.geometry.mode.value}
+        versions = {"decoding": picture.DECODING, "resizing": RESIZING, "pillow": PIL.__version__}
+        return Encoded.of({**versions, "ground": self.config.ground, "geometry": geometry})
 
     def _look_at(self, entry: Entry, near: _Near) -> tuple[tuple[int, int], list[str]]:
         """(height, width) after geometry, and everything that is wrong with the row's pictures and captions."""
