@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ import numpy as np
 from flowrun.cache.index import Index
 from flowrun.cache.layout import SHARD_NAME, Layout
 from flowrun.cache.quarantine import Fault, Quarantine
-from flowrun.cache.shard import Leaf, Shard
-from flowrun.cache.tensorfile import Damaged, OtherFormat
+from flowrun.cache.shard import Form, Shard
+from flowrun.cache.tensorfile import ITEM_BYTES, Damaged, OtherFormat
+from flowrun.cache.threads import for_each
 from flowrun.config import Failure, Verify
 
-MOST_OPEN = 256  # shards; each holds one file descriptor, and many systems allow a process 1024
+LARGE_BYTES = 1 << 20  # read at once; from here on it pays to wake other threads
+MOST_OPEN = 256  # shards; each holds two file descriptors, and many systems allow a process 1024
 REMEDY = "run stage=cache to make it again"
-Take = Callable[[int, str, tuple[Leaf, ...]], tuple[Any, Sequence[Leaf]]]
+Take = Callable[[int, Form], tuple[Any, Sequence[Any]]]
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +53,7 @@ class Catalog:
         """`root` need not exist. verify: `never` trusts every value; else each is checked at its first read here."""
         self.layout, self.verify = Layout(Path(root)), verify
         self.quarantine = Quarantine(self.layout.quarantine)
-        self._open: dict[str, Shard] = {}  # least recently used first
+        self._open: dict[str, Shard] = {}  # opened first, first
         self._aside: list[Fault] = []  # found by this process; kept here too in case the cache cannot be written
         self._foreign: set[str] = set()  # shards of another version of this program
         self._lock = threading.RLock()
@@ -112,14 +114,15 @@ class Catalog:
 
     def open(self, name: str) -> Shard:
         """Raises FileNotFoundError, Damaged."""
+        return self._open.get(name) or self._opened(name)
+
+    def _opened(self, name: str) -> Shard:
         with self._lock:
-            shard = self._open.pop(name, None)
-            if shard is None:
-                shard = Shard(self.layout.shards / name)
-            self._open[name] = shard
-            if len(self._open) > MOST_OPEN:
-                del self._open[next(iter(self._open))]
-            return shard
+            if name not in self._open:
+                self._open[name] = Shard(self.layout.shards / name)
+                if len(self._open) > MOST_OPEN:
+                    del self._open[next(iter(self._open))]
+            return self._open[name]
 
     def shards(self) -> Iterator[Shard]:
         """All of them, one after the other; damaged ones are set aside and left out."""
@@ -142,7 +145,7 @@ class Catalog:
 
     def _reads(self, key: bytes) -> bool:
         try:
-            self.read([key], lambda number, text, leaves: (None, leaves))
+            self.read([key], scratch)
         except (DamagedValue, MissingValue):  # the first has been logged by set_aside
             return False
         return True
@@ -150,46 +153,64 @@ class Catalog:
     def read(self, keys: Sequence[bytes], take: Take) -> list[Any]:
         """What `take` makes of each value. Raises MissingValue, DamagedValue.
 
-        take(place in keys, text, leaves) -> (result, leaves to check). The leaves it gets are views of the files. It
-        gives back its copies of them: what is checked is then what is used, and still in the processor's cache.
+        take(place in keys, form) -> (result, buffers). It makes the memory that the value's tensors are to lie in; they
+        are read into it and checked there: what is checked is what is used, and still in the processor's cache.
         """
-        found = self.index.places(keys)
+        begun = [self._begin(n, place, take) for n, place in enumerate(self.index.places(keys))]
+        if len(begun) > 1 and sum([memory.nbytes for reading in begun for memory in reading.memories]) >= LARGE_BYTES:
+            for_each(self._finish, begun)
+        else:
+            for reading in begun:
+                self._finish(reading)
         return [
-            self._read(key, place, partial(take, n)) for n, (key, place) in enumerate(zip(keys, found, strict=True))
+            reading.result if reading.done else self._searched(n, key, reading.fault, take)
+            for n, (key, reading) in enumerate(zip(keys, begun, strict=True))
         ]
 
-    def _read(self, key: bytes, place: tuple[str, int] | None, take: partial[Any]) -> Any:
-        fault, looked_again = None, False
+    def _searched(self, n: int, key: bytes, fault: Fault | None, take: Take) -> Any:
+        """The value from wherever else it is now: another process may have added it, or moved it to a larger shard."""
         while True:
+            self.refresh()
+            (place,) = self.index.places([key])
             if place is None:
-                if fault is not None:
-                    raise DamagedValue(key, fault)
-                if looked_again:
-                    raise MissingValue(key)
-                looked_again = True
-                self.refresh()  # another process may have added it
-            else:
-                try:
-                    return self._checked(*place, take)
-                except FileNotFoundError:
-                    self.refresh()  # another process merged the shard into a larger one
-                except _SetAside as found:
-                    fault = found.fault
-            place = self.index.places([key])[0]
+                raise MissingValue(key) if fault is None else DamagedValue(key, fault)
+            reading = self._begin(n, place, take)
+            self._finish(reading)
+            if reading.done:
+                return reading.result
+            fault = reading.fault or fault
 
-    def _checked(self, name: str, number: int, take: partial[Any]) -> Any:
-        """Raises FileNotFoundError, _SetAside (after setting the value aside)."""
+    def _begin(self, n: int, place: tuple[str, int] | None, take: Take) -> _Reading:
+        reading = _Reading()
+        if place is not None:
+            name, number = place
+            try:
+                shard = self.open(name)
+                reading.form = shard.form_of(number)
+                reading.result, reading.memories = take(n, reading.form)
+                reading.shard, reading.number = shard, number
+            except FileNotFoundError:  # another process merged the shard into a larger one
+                pass
+            except Damaged as fault:
+                reading.fault = self.set_aside(Fault(name, None, None, "", fault.why))
+        return reading
+
+    def _finish(self, reading: _Reading) -> None:
+        """Fill the memories and check them: then it is done, or a fault is set aside. Any thread may do this."""
+        shard, number = reading.shard, reading.number
+        if shard is None:
+            return
         try:
-            shard = self.open(name)
+            shard.fill(number, reading.memories)
         except Damaged as fault:
-            raise _SetAside(self.set_aside(Fault(name, None, None, "", fault.why))) from fault
-        text = shard.text_of(number)
-        result, leaves = take(text, shard.leaves_of(number))
+            reading.fault = self.set_aside(Fault(shard.name, None, None, "", fault.why))
+            return
         if self.verify is not Verify.never and not shard.checked[number]:
-            if not shard.is_intact(number, text, leaves):
-                raise _SetAside(self.set_aside(self.fault(shard, number)))
+            if not shard.matches(number, reading.form, reading.memories):
+                reading.fault = self.set_aside(self.fault(shard, number))
+                return
             shard.checked[number] = 1
-        return result
+        reading.done = True
 
     def listed(self, shard: Shard) -> list[int]:
         """Numbers of the shard's values that are not set aside."""
@@ -208,7 +229,7 @@ class Catalog:
             shard = self.open(place[0])
         except (FileNotFoundError, Damaged):
             return False
-        return shard.is_intact(place[1], shard.text_of(place[1]), shard.leaves_of(place[1]))
+        return shard.is_intact(place[1])
 
     @staticmethod
     def fault(shard: Shard, number: int) -> Fault:
@@ -228,6 +249,18 @@ class Catalog:
         return fault
 
 
-class _SetAside(Exception):
-    def __init__(self, fault: Fault) -> None:
-        self.fault = fault
+class _Reading:
+    """One value on its way: where it lies, the memory it goes to, what came of it."""
+
+    __slots__ = ("done", "fault", "form", "memories", "number", "result", "shard")
+
+    def __init__(self) -> None:
+        self.done, self.memories, self.number = False, (), 0
+        self.fault: Fault | None = None
+        self.shard: Shard | None = None
+        self.result: Any = None
+
+
+def scratch(n: int, form: Form) -> tuple[None, list[np.ndarray]]:
+    """Takes values that are only to be checked."""
+    return None, [np.empty(math.prod(shape) * ITEM_BYTES[code], np.uint8) for code, shape in form.kinds]

@@ -113,7 +113,7 @@ def _recheck(catalog: Catalog, before: Collection[Path]) -> list[Fault]:
     """Read every value that is not set aside, and set aside the damaged ones. Returns what is not among `before`."""
     for shard in catalog.shards():
         for number in catalog.listed(shard):
-            if not shard.is_intact(number, shard.text_of(number), shard.leaves_of(number)):
+            if not shard.is_intact(number):
                 catalog.set_aside(catalog.fault(shard, number))
     return [fault for path, fault in catalog.quarantine if path not in before]
 

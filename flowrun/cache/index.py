@@ -13,7 +13,7 @@ import json
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,12 @@ class Index:
     second: np.ndarray
     shard: np.ndarray
     value: np.ndarray
+    names: list[str] = field(init=False, repr=False)  # of the shards, by number
+    views: list[memoryview] = field(init=False, repr=False)  # of the arrays: quicker for one number
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", list(self.sizes))
+        object.__setattr__(self, "views", [memoryview(a) for a in (self.first, self.second, self.shard, self.value)])
 
     @classmethod
     def empty(cls) -> Index:
@@ -71,7 +77,7 @@ class Index:
 
     def without(self, values: Collection[tuple[str, int]]) -> Index:
         """This index without some (shard name, value number)."""
-        numbers = {name: number for number, name in enumerate(self.sizes)}
+        numbers = {name: number for number, name in enumerate(self.names)}
         keep = np.ones(len(self), bool)
         for name, value in values:
             if name in numbers:
@@ -81,7 +87,7 @@ class Index:
     def _only(self, kept: Mapping[str, int]) -> Index:
         renumber = np.full(len(self.sizes), -1, np.int64)
         names = {name: number for number, name in enumerate(kept)}
-        for number, name in enumerate(self.sizes):
+        for number, name in enumerate(self.names):
             renumber[number] = names.get(name, -1)
         shard = renumber[self.shard]
         return self._masked(kept, shard, shard >= 0)
@@ -115,7 +121,7 @@ class Index:
 
     def inside(self, name: str) -> np.ndarray:
         """Entry numbers of the values of one shard."""
-        return np.flatnonzero(self.shard == list(self.sizes).index(name))
+        return np.flatnonzero(self.shard == self.names.index(name))
 
     def outside(self, names: Collection[str]) -> Index:
         """This index without some shards."""
@@ -123,14 +129,14 @@ class Index:
 
     def places(self, keys: Sequence[bytes]) -> list[tuple[str, int] | None]:
         """(shard name, value number) of each key, None where there is none."""
-        names, shard, value = list(self.sizes), memoryview(self.shard), memoryview(self.value)
+        names, (_, _, shard, value) = self.names, self.views
         return [(names[shard[entry]], value[entry]) if entry >= 0 else None for entry in self.find(keys)]
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
         """Entry number of each key, -1 when it is not there."""
         if len(keys) > FEW:
             return self.find_array(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)).tolist()
-        first, second = memoryview(self.first), memoryview(self.second)
+        first, second, _, _ = self.views
         return [self._find_one(first, second, *HALVES.unpack(key)) for key in keys]
 
     @staticmethod

@@ -10,6 +10,15 @@ from typing import Any
 KEY_BYTES = 16
 
 
+class Encoded(bytes):
+    """Plain data as it stands in what is hashed: made once where many digests hold the same."""
+
+    @classmethod
+    def of(cls, plain: Any) -> Encoded:
+        """Raises TypeError as `digest` does."""
+        return cls(_encoded(plain))
+
+
 def digest(*plain: Any) -> bytes:
     """128-bit hash of nested plain data: None, bool, int, float, str, bytes, lists, tuples, mappings.
 
@@ -17,15 +26,6 @@ def digest(*plain: Any) -> bytes:
     of different types or nesting never share an encoding. Raises TypeError for anything else.
     """
     return blake2b(_encoded(plain), digest_size=KEY_BYTES).digest()
-
-
-class Encoded(bytes):
-    """Plain data as `digest` encodes them, and standing for them in it: what many digests share is encoded once."""
-
-
-def encoded(plain: Any) -> Encoded:
-    """Raises TypeError as `digest` does."""
-    return Encoded(_encoded(plain))
 
 
 def _encoded(plain: Any) -> bytes:

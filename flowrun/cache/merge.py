@@ -94,8 +94,7 @@ def _take(
         key = shard.key(number)
         if key in builder.keys or not wanted(key) or (held[number] and catalog.holds_intact(outside.places([key])[0])):
             continue
-        value = shard.stored(number)
-        if shard.is_intact(number, value.text, value.leaves):
-            builder.add(value, shard.checks[number].tobytes())
+        if shard.is_intact(number):
+            builder.add(shard.stored(number), shard.check(number))
         else:
             catalog.set_aside(catalog.fault(shard, number))

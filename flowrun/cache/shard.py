@@ -27,11 +27,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from flowrun.cache.tensorfile import BULK, ITEM_BYTES, Array, Strings, TensorFile, pack, shrink, table, write_tensorfile
+from flowrun.cache import tensorfile
+from flowrun.cache.tensorfile import BULK, ITEM_BYTES, Array, Damaged, Strings, TensorFile, pack, shrink, table
 
 FORMAT = "flowrun-cache-1"
 KEY_BYTES = 16
 PAGE = mmap.PAGESIZE
+PIECE_BYTES = 1 << 18  # read and hashed at once: it stays in the processor's cache
+MOST_FORMS = 4096  # remembered of a shard
 
 
 class Leaf(NamedTuple):
@@ -40,6 +43,14 @@ class Leaf(NamedTuple):
     code: str
     shape: tuple[int, ...]
     data: Any
+
+
+class Form(NamedTuple):
+    """A value but for its address and the bytes of its tensors: text, type name and shape of each leaf. head: all of it."""
+
+    text: str
+    kinds: tuple[tuple[str, tuple[int, ...]], ...]
+    head: bytes
 
 
 class Stored(NamedTuple):
@@ -54,10 +65,18 @@ class Stored(NamedTuple):
 
 def checksum(key: bytes, text: str, leaves: Sequence[Leaf]) -> bytes:
     """xxh3_128 over everything that makes the value, its address included."""
-    kinds = "".join([f"{leaf.code}{leaf.shape}" for leaf in leaves])
-    hasher = xxhash.xxh3_128(key + (text + kinds).encode())
-    for leaf in leaves:
-        hasher.update(leaf.data)
+    form = form_of(text, tuple([(leaf.code, leaf.shape) for leaf in leaves]))
+    return _checksum(key, form, [leaf.data for leaf in leaves])
+
+
+def form_of(text: str, kinds: tuple[tuple[str, tuple[int, ...]], ...]) -> Form:
+    return Form(text, kinds, (text + "".join([f"{code}{shape}" for code, shape in kinds])).encode())
+
+
+def _checksum(key: bytes, form: Form, memories: Sequence[Any]) -> bytes:
+    hasher = xxhash.xxh3_128(key + form.head)
+    for memory in memories:
+        hasher.update(memory)
     return hasher.digest()
 
 
@@ -114,7 +133,7 @@ class ShardBuilder:
         arrays += [table(f"leaf.{name}", shrink(places[name])) for name in ("column", "length")]
         arrays += pack("rows", list(names["row"])) + pack("texts", list(names["text"]))
         metadata = {"columns": json.dumps(list(names["column"])), "fields": json.dumps(list(names["field"]))}
-        write_tensorfile(path, FORMAT, arrays, metadata)
+        tensorfile.write_tensorfile(path, FORMAT, arrays, metadata)
 
 
 class Column(NamedTuple):
@@ -132,12 +151,14 @@ class Shard:
         """Raises FileNotFoundError, and Damaged, OtherFormat."""
         self.name, self.file = path.name, TensorFile(path, FORMAT)
         self.bytes = memoryview(self.file.map)
-        self.keys, self.checks = self.file.array("keys"), self.file.array("checks")
+        self.keys = self.file.array("keys")
+        self._key_bytes, self._check_bytes = (memoryview(self.file.array(name).reshape(-1)) for name in ("keys", "checks"))
         self.rows, self.texts = Strings(self.file, "rows"), Strings(self.file, "texts")
         self.row, self.text, self.field = (memoryview(self.file.array(name)) for name in ("row", "text", "field"))
         self.fields: list[str] = json.loads(self.file.metadata["fields"])
         self.columns = [self._column(name) for name in json.loads(self.file.metadata["columns"])]
         self._place_leaves()
+        self._forms: dict[tuple[int, ...], Form] = {}  # most values have one of few forms
         self.checked = bytearray(len(self))  # 1: its checksum was found right by this process
 
     def __len__(self) -> int:
@@ -163,7 +184,10 @@ class Shard:
         self.leaf_column, self.leaf_length = memoryview(column_of), memoryview(length)
 
     def key(self, number: int) -> bytes:
-        return self.keys[number].tobytes()
+        return self._key_bytes[KEY_BYTES * number : KEY_BYTES * (number + 1)].tobytes()
+
+    def check(self, number: int) -> bytes:
+        return self._check_bytes[KEY_BYTES * number : KEY_BYTES * (number + 1)].tobytes()
 
     def row_id(self, number: int) -> str:
         """The row for which the value was stored first; equal values of other rows are not stored again."""
@@ -171,6 +195,22 @@ class Shard:
 
     def text_of(self, number: int) -> str:
         return self.texts[self.text[number]]
+
+    def form_of(self, number: int) -> Form:
+        first, end = self.first_leaf[number], self.first_leaf[number + 1]
+        numbers = (self.text[number], *self.leaf_column[first:end], *self.leaf_length[first:end])
+        form = self._forms.get(numbers)
+        if form is None:
+            if len(self._forms) >= MOST_FORMS:
+                self._forms.clear()
+            kinds = tuple([self._kind(leaf) for leaf in range(first, end)])
+            form = self._forms[numbers] = form_of(self.text_of(number), kinds)
+        return form
+
+    def fill(self, number: int, memories: Sequence[Any]) -> None:
+        """Read the value's tensors into `memories`, one buffer of each one's size. Raises Damaged, OSError."""
+        for leaf, memory in enumerate(memories, self.first_leaf[number]):
+            self.file.read_into(memory, self.leaf_begin[leaf])
 
     def leaves_of(self, number: int) -> tuple[Leaf, ...]:
         """The value's tensors; their data are views of the file."""
@@ -185,18 +225,36 @@ class Shard:
             self.leaves_of(number),
         )
 
-    def _leaf(self, number: int) -> Leaf:
-        column, length, begin = (
-            self.columns[self.leaf_column[number]],
-            self.leaf_length[number],
-            self.leaf_begin[number],
-        )
-        shape = column.tail if column.scalar else (length, *column.tail)
-        return Leaf(column.code, shape, self.bytes[begin : begin + length * column.row_bytes])
+    def _kind(self, leaf: int) -> tuple[str, tuple[int, ...]]:
+        column = self.columns[self.leaf_column[leaf]]
+        return column.code, column.tail if column.scalar else (self.leaf_length[leaf], *column.tail)
 
-    def is_intact(self, number: int, text: str, leaves: Sequence[Leaf]) -> bool:
-        """Whether the checksum of value `number`, made of `text` and `leaves`, is right. Reads all of its bytes."""
-        return checksum(self.key(number), text, leaves) == self.checks[number].tobytes()
+    def _leaf(self, number: int) -> Leaf:
+        begin, end = self._span(number)
+        return Leaf(*self._kind(number), self.bytes[begin:end])
+
+    def _span(self, leaf: int) -> tuple[int, int]:
+        """First byte and end in the file."""
+        begin = self.leaf_begin[leaf]
+        return begin, begin + self.leaf_length[leaf] * self.columns[self.leaf_column[leaf]].row_bytes
+
+    def is_intact(self, number: int) -> bool:
+        """Whether the value's checksum is right. Reads all of its bytes from the file."""
+        hasher, scratch = xxhash.xxh3_128(self.key(number) + self.form_of(number).head), np.empty(PIECE_BYTES, np.uint8)
+        for leaf in range(self.first_leaf[number], self.first_leaf[number + 1]):
+            begin, end = self._span(leaf)
+            for at in range(begin, end, PIECE_BYTES):
+                piece = scratch[: end - at]
+                try:
+                    self.file.read_into(piece, at)
+                except Damaged:  # cut short since it was opened
+                    return False
+                hasher.update(piece)
+        return hasher.digest() == self.check(number)
+
+    def matches(self, number: int, form: Form, memories: Sequence[Any]) -> bool:
+        """Whether the checksum of value `number` is right for a value of this form with its tensors in `memories`."""
+        return _checksum(self.key(number), form, memories) == self.check(number)
 
     def sizes(self) -> np.ndarray:
         """Bytes of each value's tensors and text [V], int64."""
@@ -209,8 +267,7 @@ class Shard:
     def advise(self, number: int, advice: int) -> None:
         """Tell the system how the value's pages will be used (mmap.MADV_WILLNEED: read them ahead)."""
         for leaf in range(self.first_leaf[number], self.first_leaf[number + 1]):
-            begin, column = self.leaf_begin[leaf], self.columns[self.leaf_column[leaf]]
-            nbytes = self.leaf_length[leaf] * column.row_bytes
+            begin, end = self._span(leaf)
             start = begin - begin % PAGE
-            if nbytes:
-                self.file.map.madvise(advice, start, begin + nbytes - start)
+            if begin < end:
+                self.file.map.madvise(advice, start, end - start)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,16 +98,21 @@ def _write_arrays(file: BinaryIO, arrays: Sequence[Array], seal: xxhash.xxh3_128
 
 
 class TensorFile:
-    """An open file. map: the whole file; spans: array name -> (type name, shape, first byte, end byte) in the map."""
+    """An open file. map: the whole file; spans: array name -> (type name, shape, first byte, end byte) in the map.
+
+    Tables are read through the map. What is large is read into memory that is there already (`read_into`): the first
+    touch of a map's pages costs more than the system's copy does.
+    """
 
     def __init__(self, path: Path, format: str) -> None:
         """Raises FileNotFoundError, OtherFormat, and Damaged when the file was cut short or its tables were changed."""
         self.path = path
-        with open(path, "rb") as file:
-            try:
-                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except ValueError as error:
-                raise Damaged(path, "it is empty") from error
+        self.handle = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.handle)
+        try:
+            self.map = mmap.mmap(self.handle, 0, access=mmap.ACCESS_READ)
+        except ValueError as error:
+            raise Damaged(path, "it is empty") from error
         self.spans: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
         try:
             header = self._read_header()
@@ -137,6 +144,15 @@ class TensorFile:
                 seal.update(whole[begin:end])
         if seal.digest() != self.array(SEAL).tobytes():
             raise Damaged(self.path, "its tables were changed after they were written")
+
+    def read_into(self, memory: Any, begin: int) -> None:
+        """Fill `memory`, a contiguous buffer, with the file's bytes from `begin` on. Raises Damaged when it ends before."""
+        got, wanted = os.preadv(self.handle, [memory], begin), memory.nbytes
+        while got < wanted:  # the system gives at most 2 GiB at once
+            more = os.preadv(self.handle, [memoryview(memory).cast("B")[got:]], begin + got)
+            if not more:
+                raise Damaged(self.path, f"it was cut short: it ends before byte {begin + wanted}")
+            got += more
 
     def array(self, name: str) -> np.ndarray:
         """A read-only view of a table. Raises Damaged when the file has no such table."""

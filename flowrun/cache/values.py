@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowrun.cache.shard import Leaf
-from flowrun.cache.tensorfile import ITEM_BYTES
+from flowrun.cache.shard import Form, Leaf
 from flowrun.config import Failure
 
 DTYPES: dict[str, torch.dtype] = {
@@ -123,8 +122,8 @@ def _refuse_nonfinite(tensor: Tensor, row: str, field: str) -> None:
 
 
 def _bytes(tensor: Tensor) -> np.ndarray:
-    """The memory of a contiguous tensor [nbytes], uint8; shared, not copied."""
-    return tensor.reshape(-1).view(torch.uint8).numpy()
+    """The memory of a contiguous tensor, uint8, its last axis as many times longer as an element has bytes."""
+    return (tensor if tensor.ndim else tensor.reshape(1)).view(torch.uint8).numpy()
 
 
 def decode(text: str, tensors: Sequence[Tensor]) -> Any:
@@ -157,16 +156,10 @@ def _named(name: str) -> type:
     return _registered[name]
 
 
-def take(place: int, text: str, leaves: Sequence[Leaf]) -> tuple[Any, list[Leaf]]:
-    """The value, its tensors each in fresh, aligned memory of its own; and its leaves there (see Catalog.read)."""
-    tensors = [torch.empty(leaf.shape, dtype=DTYPES[leaf.code]) for leaf in leaves]
-    return decode(text, tensors), [_fill(_bytes(tensor), leaf) for tensor, leaf in zip(tensors, leaves, strict=True)]
-
-
-def _fill(memory: np.ndarray, leaf: Leaf) -> Leaf:
-    """Copy the leaf's bytes into `memory` [nbytes], uint8."""
-    memory[:] = np.frombuffer(leaf.data, np.uint8)
-    return Leaf(leaf.code, leaf.shape, memory)
+def take(place: int, form: Form) -> tuple[Any, list[np.ndarray]]:
+    """The value, its tensors each in fresh, aligned memory of its own; and that memory, to be filled (see Catalog.read)."""
+    tensors = [torch.empty(shape, dtype=DTYPES[code]) for code, shape in form.kinds]
+    return decode(form.text, tensors), [_bytes(tensor) for tensor in tensors]
 
 
 class Stack:
@@ -174,18 +167,17 @@ class Stack:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.first: Leaf | None = None
+        self.first: Form | None = None
 
-    def take(self, place: int, text: str, leaves: Sequence[Leaf]) -> tuple[None, list[Leaf]]:
+    def take(self, place: int, form: Form) -> tuple[None, list[np.ndarray]]:
         """Raises ValueError for a value that is no tensor, or of another type or shape."""
-        if text != ONE_TENSOR:
+        if form.text != ONE_TENSOR:
             raise ValueError(f"value {place} is not a single tensor, so it cannot be stacked")
-        leaf = leaves[0]
         if self.first is None:
-            self.first = leaf
-            self.batch = torch.empty((self.count, *leaf.shape), dtype=DTYPES[leaf.code])
-            self._rows = _bytes(self.batch).reshape(self.count, math.prod(leaf.shape) * ITEM_BYTES[leaf.code])
-        if (leaf.code, leaf.shape) != (self.first.code, self.first.shape):
-            kinds = " and ".join(f"{kind.code} {list(kind.shape)}" for kind in (self.first, leaf))
-            raise ValueError(f"only tensors of equal type and shape can be stacked, here are {kinds}")
-        return None, [_fill(self._rows[place], leaf)]
+            ((code, shape),) = form.kinds
+            self.first, self.batch = form, torch.empty((self.count, *shape), dtype=DTYPES[code])
+            self._rows = _bytes(self.batch).reshape(self.count, -1) if self.batch.numel() else np.empty((self.count, 0), np.uint8)
+        if form.kinds != self.first.kinds:
+            both = " and ".join(f"{code} {list(shape)}" for one in (self.first, form) for code, shape in one.kinds)
+            raise ValueError(f"only tensors of equal type and shape can be stacked, here are {both}")
+        return None, [self._rows[place]]

@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from tqdm import tqdm
 
-from flowrun.cache.key import Encoded, digest, encoded
+from flowrun.cache.key import Encoded, digest
 from flowrun.config import ConfigError, DataError
 from flowrun.data import Row, Source
 from flowrun.data import _picture as picture
@@ -164,7 +164,7 @@ class Pictures(Source):
 
     @cached_property
     def _rules(self) -> Encoded:
-        return encoded(self._made_by())
+        return Encoded.of(self._made_by())
 
     def _made_by(self) -> dict[str, Any]:
         """All that makes a picture from a file's bytes."""

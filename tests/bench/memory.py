@@ -38,9 +38,9 @@ class Process:
 
 def measure() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
-        caching = _command(Path(folder), "task=sft_split", "stage=cache")
-        split = _command(Path(folder), "task=sft_split", "stage=train")
-        whole = _command(Path(folder), "task=sft")
+        caching = command(Path(folder), *JOB, "task=sft_split", "stage=cache")
+        split = command(Path(folder), *JOB, "task=sft_split", "stage=train")
+        whole = command(Path(folder), *JOB, "task=sft")
     assert caching.networks and whole.networks, "what is looked for must be seen where it is"
     value = f"{split.peak * 1e3:.0f} MB, without a cache {whole.peak * 1e3:.0f} MB"
     made = f"{len(split.networks)} (without a cache {len(whole.networks)})"
@@ -51,8 +51,9 @@ def measure() -> list[Figure]:
     ]
 
 
-def _command(folder: Path, *overrides: str) -> Process:
-    child = [sys.executable, "-c", CHILD, *JOB, *overrides]
+def command(folder: Path, *overrides: str) -> Process:
+    """What the command held, run in `folder`."""
+    child = [sys.executable, "-c", CHILD, *overrides]
     done = subprocess.run(child, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)

@@ -1,4 +1,4 @@
-"""Reading and writing cached values, against flat files and against a file for each sample.
+"""Reading and writing cached values, against flat files, a file for each sample, and Arrow.
 
 A large sample is what a row of a 1024-pixel picture and its caption takes in a large model: latents bf16 [16, 128, 128] and
 text bf16 [160, 3584], 1.67 MB. A small one is 2.5 kB.
@@ -8,25 +8,39 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
-import numpy as np
 import torch
 from figure import Figure, best, interleaved, seconds
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from formats import (
+    DATASETS,
+    FLAT,
+    HAS_DATASETS,
+    OTHERS,
+    OURS,
+    OURS_AHEAD,
+    PTH,
+    Format,
+    Sample,
+    key,
+    write_ours,
+    write_pth,
+)
 
 from flowrun.cache import Cache
 from flowrun.cache.store import Store
+from flowrun.config import Verify
 
+Shapes = Mapping[str, tuple[int, ...]]
 LARGE, SMALL = {"latents": (16, 128, 128), "text": (160, 3584)}, {"latents": (16, 8, 8), "text": (1, 256)}
 COUNTS = {"large": 160, "small": 2000}
-ROUNDS = 7
+ON_DISK = 96  # large samples
+ROUNDS, COLD_ROUNDS, WRITE_ROUNDS = 9, 5, 3
+MOST_SHARE, MOST_BYTES = 0.005, 128  # of the payload, and per sample
 
 
 def measure() -> list[Figure]:
@@ -34,153 +48,144 @@ def measure() -> list[Figure]:
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=base) as warm, tempfile.TemporaryDirectory() as disk:
         found = [*_reads("large", LARGE, Path(warm) / "l"), *_reads("small", SMALL, Path(warm) / "s")]
-        return [*found, *_writes(Path(disk) / "w"), _verify(Path(warm) / "v"), _cold(Path(disk) / "c"), _million(Path(disk) / "m")]
+        found += [_verify(Path(warm) / "v"), *_cold(Path(disk) / "c"), *_writes(Path(disk) / "w")]
+    return found if HAS_DATASETS else [*found, Figure(f"the same against {DATASETS.name}", "not installed: pip install datasets")]
 
 
-def _samples(shapes: dict[str, tuple[int, ...]], count: int) -> list[dict[str, Tensor]]:
+def _samples(shapes: Shapes, many: int) -> list[Sample]:
     noise = torch.Generator().manual_seed(0)
     few = [{name: torch.randn(shape, generator=noise).bfloat16() for name, shape in shapes.items()} for _ in range(20)]
-    return [{name: value + n for name, value in few[n % 20].items()} for n in range(count)]
+    return [{name: value + n for name, value in few[n % 20].items()} for n in range(many)]
 
 
-def _key(number: int, name: str) -> bytes:
-    return blake2b(f"{number} {name}".encode(), digest_size=16).digest()
+def _written(folder: Path, samples: Sequence[Sample], formats: Sequence[Format]) -> dict[Format, Path]:
+    places = {format: folder / str(n) for n, format in enumerate(formats)}
+    for format, place in places.items():
+        place.mkdir(parents=True)
+        format.write(place, samples)
+    return places
 
 
-def _fill(root: Path, samples: Sequence[dict[str, Tensor]]) -> None:
-    with Store(root).writer(64, 1e9) as writer:
-        for n, sample in enumerate(samples):
-            for name, value in sample.items():
-                writer.put(_key(n, name), value, str(n), name)
-
-
-def _reads(kind: str, shapes: dict[str, tuple[int, ...]], folder: Path) -> list[Figure]:
-    """Random order, each sample read once by a process that has not read it before, so every checksum is compared."""
+def _reads(kind: str, shapes: Shapes, folder: Path) -> list[Figure]:
+    """Random order, each sample read once by a reader that was just opened, so every checksum is compared."""
     samples = _samples(shapes, COUNTS[kind])
     order = random.Random(0).sample(range(len(samples)), len(samples))
-    _fill(folder / "store", samples)
-    (folder / "pth").mkdir()
-    (folder / "st").mkdir()
-    for n, sample in enumerate(samples):
-        torch.save(sample, folder / "pth" / f"{n}.pth")
-        save_file(sample, folder / "st" / f"{n}.safetensors")
-    flat, size = folder / "flat", sum(v.nbytes for v in samples[0].values())
-    flat.write_bytes(b"".join(v.view(torch.uint8).numpy().tobytes() for s in samples for v in s.values()))
-
-    def ours() -> None:
-        store = Store(folder / "store")
-        for n in order:
-            store.get_many([_key(n, name) for name in shapes])
-
-    def memmap() -> None:
-        data = np.memmap(flat, np.uint8, "r")
-        for n in order:
-            torch.from_numpy(np.array(data[n * size : (n + 1) * size]))
-
-    def pth() -> None:
-        for n in order:
-            torch.load(folder / "pth" / f"{n}.pth")
-
-    def safetensors() -> None:
-        for n in order:
-            {name: value.clone() for name, value in load_file(folder / "st" / f"{n}.safetensors").items()}
-
-    mine, flat_s, pth_s, st_s = interleaved(*[_timed(act) for act in (ours, memmap, pth, safetensors)], rounds=ROUNDS)
+    places = _written(folder, samples, [OURS, *OTHERS])
+    mine, *others = interleaved(*[_walk(format, place, shapes, order) for format, place in places.items()], rounds=ROUNDS)
     rate, least = f"{len(order) / mine:,.0f} samples/s", {"large": 3, "small": 20}[kind]
     found = [
-        Figure(f"reading {kind} samples, against torch.load of a file each", f"{pth_s / mine:.1f}x ({rate})", f">= {least}x",
-               pth_s >= least * mine),
-        Figure("the same, against a safetensors file each", f"{st_s / mine:.1f}x"),
-    ]  # fmt: skip
+        Figure(f"reading {kind} samples, checksums on, against {format.name}", f"{theirs / mine:.2f}x ({rate})")
+        for format, theirs in zip(OTHERS, others, strict=True)
+    ]
+    theirs = dict(zip(OTHERS, others, strict=True))
+    found[OTHERS.index(PTH)] = Figure(
+        f"reading {kind} samples, checksums on, against {PTH.name}", f"{theirs[PTH] / mine:.1f}x ({rate})", f">= {least}x",
+        theirs[PTH] >= least * mine, f"{mine / len(order) * 1e6:.0f} us a sample",
+    )  # fmt: skip
     if kind == "large":
-        share = flat_s / mine
-        found.insert(0, Figure("reading large samples, checksums on, against one flat memory-mapped file", f"{100 * share:.0f} %",
-                               ">= 90 %", share >= 0.9, "hashing and the look-up"))  # fmt: skip
+        share = theirs[FLAT] / mine
+        found[OTHERS.index(FLAT)] = Figure(
+            f"reading large samples, checksums on, against {FLAT.name}", f"{100 * share:.0f} %", ">= 90 %", share >= 0.9,
+            _bound(places[OURS], shapes, order, theirs[FLAT]),
+        )  # fmt: skip
     return found
 
 
-def _timed(act: Callable[[], object]) -> Callable[[], float]:
-    return lambda: seconds(act)
+def _bound(folder: Path, shapes: Shapes, order: Sequence[int], flat: float) -> str:
+    """What the time is made of, from a walk without checksums."""
+    store = Store(folder, Verify.never)
+    unchecked = best(lambda: [store.get_many([key(n, name) for name in shapes]) is None for n in order], ROUNDS)
+    return f"without checksums it would be {100 * flat / unchecked:.0f} %"
 
 
-def _writes(folder: Path) -> list[Figure]:
-    samples = _samples(LARGE, 96)
-    count = iter(range(10**6))
+def _walk(format: Format, place: Path, shapes: Shapes, order: Sequence[int]) -> Callable[[], float]:
+    def act() -> float:
+        read = format.open(place, shapes, order)
+        return seconds(lambda: [read(n) is None for n in order])
 
-    def ours() -> None:
-        _fill(folder / f"store{next(count)}", samples)
-
-    def pth(sync: bool) -> None:
-        place = folder / f"pth{next(count)}"
-        place.mkdir(parents=True)
-        for n, sample in enumerate(samples):
-            with open(place / f"{n}.pth", "wb") as file:
-                torch.save(sample, file)
-                if sync:
-                    file.flush()
-                    os.fsync(file.fileno())
-
-    mine, loose, synced = interleaved(*[_timed(act) for act in (ours, lambda: pth(False), lambda: pth(True))], rounds=3)
-    return [
-        Figure("writing large samples, hashed and synced, against torch.save without sync", f"{loose / mine:.2f}x", ">= 0.75x",
-               loose >= 0.75 * mine, "the disk: torch.save leaves its files in memory"),
-        Figure("the same, against torch.save with sync", f"{synced / mine:.2f}x", ">= 1.5x", synced >= 1.5 * mine),
-    ]  # fmt: skip
+    return act
 
 
 def _verify(folder: Path) -> Figure:
     samples = _samples(LARGE, COUNTS["large"])
-    _fill(folder, samples)
+    write_ours(folder, samples)
     size = sum(value.nbytes for sample in samples for value in sample.values())
     taken = best(lambda: Cache(folder).verify(), 5)
     return Figure("`verify` on large values", f"{size / taken / 1e9:.1f} GB/s", ">= 4 GB/s", size >= 4e9 * taken)
 
 
-def _cold(folder: Path) -> Figure:
-    """Shuffled with read-ahead of 8 samples, against in order; the files leave memory before each."""
-    samples = _samples(LARGE, 96)
-    _fill(folder, samples)
-    orders = {"shuffled": random.Random(0).sample(range(96), 96), "in order": list(range(96))}
+def _cold(folder: Path) -> list[Figure]:
+    """Shuffled, read ahead by 8 samples, against in order and against the others; the files leave memory before each."""
+    samples = _samples(LARGE, ON_DISK)
+    shuffled, straight = random.Random(0).sample(range(ON_DISK), ON_DISK), list(range(ON_DISK))
+    places = _written(folder, samples, [OURS_AHEAD, *OTHERS])
+    walks = [(OURS_AHEAD, straight), (OURS_AHEAD, shuffled), *((other, shuffled) for other in OTHERS)]
 
-    def read(order: list[int]) -> float:
-        for path in (folder / "shards").iterdir():
+    def cold(format: Format, order: Sequence[int]) -> float:
+        _forget(places[format])
+        return _walk(format, places[format], LARGE, order)()
+
+    in_order, mine, *others = interleaved(*[lambda w=walk: cold(*w) for walk in walks], rounds=COLD_ROUNDS)
+    rate, share = f"{ON_DISK / mine:,.0f} samples/s", in_order / mine
+    return [
+        Figure("reading large samples from disk, shuffled against in order", f"{100 * share:.0f} % ({rate})", ">= 90 %",
+               share >= 0.9, "the disk's own order"),
+        *(Figure(f"reading large samples from disk, shuffled, against {other.name}", f"{theirs / mine:.2f}x")
+          for other, theirs in zip(OTHERS, others, strict=True)),
+    ]  # fmt: skip
+
+
+def _forget(folder: Path) -> None:
+    """Have the system drop what it holds of the folder's files."""
+    for path in folder.rglob("*"):
+        if path.is_file():
             handle = os.open(path, os.O_RDONLY)
             os.fsync(handle)
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(handle)
-        store = Store(folder)
-
-        def walk() -> None:
-            for at, n in enumerate(order):
-                store.ahead([_key(m, name) for m in order[at + 1 : at + 9] for name in LARGE])
-                store.get_many([_key(n, name) for name in LARGE])
-
-        return seconds(walk)
-
-    shuffled, straight = interleaved(lambda: read(orders["shuffled"]), lambda: read(orders["in order"]), rounds=5)
-    share = straight / shuffled
-    return Figure("reading large samples from disk, shuffled against in order", f"{100 * share:.0f} %", ">= 90 %", share >= 0.9)
 
 
-MILLION = """
-import resource, sys, time
-import numpy as np
-from pathlib import Path
-from flowrun.cache.index import Index
-before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-index = Index.load(Path(sys.argv[1]))
-index.find([bytes(16)])
-print(time.perf_counter() - began, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
-"""
+def _writes(folder: Path) -> list[Figure]:
+    samples = _samples(LARGE, ON_DISK)
+    payload, number = sum(value.nbytes for sample in samples for value in sample.values()), count()
 
+    def fresh() -> Path:
+        place = folder / str(next(number))
+        place.mkdir(parents=True)
+        return place
 
-def _million(folder: Path) -> Figure:
-    from flowrun.cache.index import Index
+    def timed(act: Callable[[Path], None]) -> float:
+        place = fresh()
+        taken = seconds(lambda: act(place))
+        shutil.rmtree(place)
+        return taken
 
-    folder.mkdir()
-    keys = np.random.default_rng(0).integers(0, 256, (1_000_000, 16), np.uint8)
-    Index.empty().updated({"s": 1}, lambda name: keys).save(folder / "index")
-    done = subprocess.run([sys.executable, "-c", MILLION, str(folder / "index")], capture_output=True, text=True, check=True)
-    taken, more = map(float, done.stdout.split())
-    return Figure("opening an index of 1,000,000 values, and a look-up", f"{taken * 1e3:.0f} ms, {more:.2f} GiB", "< 2 s, < 1 GiB",
-                  taken < 2 and more < 1)  # fmt: skip
+    def bare(place: Path) -> None:
+        """The same bytes as one file, with one sync: what the disk allows."""
+        with open(place / "flat", "wb") as file:
+            for sample in samples:
+                for value in sample.values():
+                    file.write(value.view(torch.uint8).numpy())
+            file.flush()
+            os.fsync(file.fileno())
+
+    acts = (
+        lambda place: write_ours(place, samples, merge=False),
+        lambda place: write_ours(place, samples),
+        lambda place: write_pth(place, samples),
+        lambda place: write_pth(place, samples, sync=True),
+        bare,
+    )
+    mine, merged, loose, synced, least = interleaved(*[lambda a=act: timed(a) for act in acts], rounds=WRITE_ROUNDS)
+    write_ours(place := fresh(), samples)
+    over = (sum(path.stat().st_size for path in place.rglob("*") if path.is_file()) - payload) / len(samples)
+    cause = f"the disk: the bytes alone, with one sync, come to {loose / least:.2f}x"
+    return [
+        Figure("writing large samples, hashed and synced, against torch.save without sync", f"{loose / mine:.2f}x", ">= 0.75x",
+               loose >= 0.75 * mine, cause),
+        Figure("the same, against torch.save with sync", f"{synced / mine:.2f}x", ">= 1.5x", synced >= 1.5 * mine, cause),
+        Figure("the same, against the bytes alone in one file with one sync", f"{least / mine:.2f}x"),
+        Figure("the same, its shards merged at the end, against torch.save with sync", f"{synced / merged:.2f}x"),
+        Figure("bytes on disk beyond the payload, large samples", f"{over:.0f} a sample ({over * len(samples) / payload:.3%})",
+               f"<= {MOST_SHARE:.1%} + {MOST_BYTES} a sample", over * len(samples) <= MOST_SHARE * payload + MOST_BYTES * len(samples)),
+    ]  # fmt: skip

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrun.cache.code import code_identity
-from flowrun.cache.key import digest
+from flowrun.cache.key import Encoded, digest
 from flowrun.config import ConfigError
 from flowrun.graph import Unit
 
@@ -49,6 +49,11 @@ def form(value: Any) -> Any:
 @given(plain, plain)
 def test_digests_are_equal_exactly_for_equal_data(a: Any, b: Any) -> None:
     assert (digest(a) == digest(b)) == (form(a) == form(b))
+
+
+@given(plain, plain)
+def test_what_is_encoded_before_counts_as_what_it_was(a: Any, b: Any) -> None:
+    assert digest(a, [Encoded.of(b)], {"x": Encoded.of(a)}) == digest(a, [b], {"x": a})
 
 
 def test_neighbouring_forms_differ() -> None:
