@@ -35,7 +35,7 @@ def check_trained(pipeline: Pipeline, trained: Sequence[str], task: Task, adapte
 
 def check_called(pipeline: Pipeline, task: Task, trained: Sequence[str], part: Split) -> None:
     """What is trained is called on the way to the loss, so that it gets gradients. Raises ConfigError."""
-    called = {pipeline.denoiser, *(model for unit in part.units for model in unit.onload_model_names)}
+    called = {*pipeline.denoisers, *(model for unit in part.units for model in unit.onload_model_names)}
     for name in trained:
         idle = any(name == only or name.startswith(f"{only}.") for only in pipeline.decode_only)
         if idle or not any(same_branch(name, model) for model in called):

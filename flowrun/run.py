@@ -105,9 +105,10 @@ class Assembly:
             *self.split.models_live,
             *self.prompt_split.models_live,
             *(name.split(".")[0] for name in self.trained),
-            *(self.pipeline.decoders if self.prompts else ()),
+            *self.algorithm.networks(self.pipeline),
+            *((*self.pipeline.decoders, *self.pipeline.denoisers) if self.prompts else ()),
         }
-        return tuple(sorted(names | {self.pipeline.denoiser}))
+        return tuple(sorted(names))
 
 
 def assemble(run: Run | Sequence[str]) -> Assembly:
@@ -124,6 +125,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     pipeline, algorithm, source = _pipeline(run), _algorithm(run, task), _source(run)
     adapter = checked("adapter", adapters.Config, run.adapter)
     trained = adapters.trained_names(task.trainable_models, adapter, pipeline.components())
+    pipeline.trained = trained
     fitting = check_trained(pipeline, trained, task, adapter)
     trackers = tracking.choose(run.tracker)
     parts = _splits(task, pipeline, algorithm, trained)
@@ -132,8 +134,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     source.read_before_training = run.dry_run or not live_inputs(parts[0], algorithm.reads(pipeline), source) - {"prompt"}
     source, rows = _rows(run, source, parts[0])
     stages = (Stage.train,) if isinstance(source, Remembered) else _stages(run, task, parts[0])
-    for size in {row.size for row in rows}:
-        pipeline.latent_shape(size)
+    for shape in {row.shape for row in rows}:
+        pipeline.latent_shape(shape)
     batches = make_batches(run, rows)
     steps = run.train.steps or batches.steps(run.train.epochs)
     end = None if run.train.epochs is None else batches.per_epoch * run.train.epochs

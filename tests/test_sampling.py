@@ -74,8 +74,8 @@ class Straight:
     """Stands in for a pipeline whose velocity is known: noise - clean, with clean = the conditions' `clean`."""
 
     conditions, ragged = ("clean",), ()
-    denoiser = "transformer"
-    guide, joined = Pipeline.guide, Pipeline.joined
+    denoisers, denoiser = ("transformer",), "transformer"
+    guide, guidance_at, joined = Pipeline.guide, Pipeline.guidance_at, Pipeline.joined
 
     def __init__(self, start: Tensor) -> None:
         self.start, self.calls, self.models = (

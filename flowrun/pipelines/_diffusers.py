@@ -22,7 +22,7 @@ from flowrun.flow.path import wide
 from flowrun.graph import Unit
 from flowrun.modular import Modular, component_names
 from flowrun.modular.blocks import quiet
-from flowrun.pipelines import Component, Pipeline
+from flowrun.pipelines import Component, Pipeline, Shape
 from flowrun.pipelines._random import RandomWeights
 from flowrun.pipelines._saved import SavedWeights
 from flowrun.pipelines._targets import Target, posterior, target_units
@@ -84,10 +84,11 @@ class DiffusersPipeline(Pipeline):
         """Raises ConfigError for settings that do not fit the components."""
 
     def agree(self, setting: str, value: Any, name: str) -> None:
-        """A setting of the denoiser follows from another component. Raises ConfigError."""
-        found = self.configs[self.denoiser][setting]
-        if found != value:
-            raise ConfigError(f"model.components.{self.denoiser}.{setting}", f"is {found}", f"must be {value}, as {name}")
+        """A setting of the denoisers follows from another component. Raises ConfigError."""
+        for denoiser in self.denoisers:
+            found = self.configs[denoiser][setting]
+            if found != value:
+                raise ConfigError(f"model.components.{denoiser}.{setting}", f"is {found}", f"must be {value}, as {name}")
 
     def told(self, conditions: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Any]:
         """The conditions of a batch, [B, ...] each, as the loop reads them. dtype: of the denoiser's weights."""
@@ -136,19 +137,25 @@ class DiffusersPipeline(Pipeline):
         return {name: self._component(name) for name, config in self.configs.items() if config is not None}
 
     def units(self) -> tuple[Unit, ...]:
-        target = target_units(self.config.target, self.moments, self.normalise, self.statistics())
+        target = target_units(self.config.target, self.moments, self.normalise, self.statistics(), self.inputs[0])
         return (*self.modular.units(self.inputs), *target)
 
-    def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
+    def latent_shape(self, shape: Shape) -> tuple[int, ...]:
+        if len(shape) != 2:
+            raise ConfigError("data", f"rows are videos of {shape[0]} frames, and this model takes pictures", "give it pictures")
+        return self.channels, *self.tiled(shape)
+
+    def tiled(self, size: Shape) -> tuple[int, int]:
+        """(height, width) in pixels -> (h, w) in latents. Raises ConfigError when tokens do not fill it."""
         side, (height, width) = self.reduction * self.patch, size
         if height < side or width < side or height % side or width % side:
             what = f"a picture of {height}x{width} pixels does not divide into tiles of {side}x{side}"
             raise ConfigError("data", what, f"choose sizes that are multiples of {side}")
-        return self.channels, height // self.reduction, width // self.reduction
+        return height // self.reduction, width // self.reduction
 
-    def schedule(self, steps: int, size: tuple[int, int]) -> Tensor:
-        like = torch.empty(1, *self.latent_shape(size), device="meta")
-        return self.modular.schedule(steps, size, self.pack(like))  # [steps + 1]
+    def schedule(self, steps: int, shape: Shape) -> Tensor:
+        like = torch.empty(1, *self.latent_shape(shape), device="meta")
+        return self.modular.schedule(steps, shape[-2:], self.pack(like))  # [steps + 1]
 
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> BlockState:
         dtype = next(self.models[self.denoiser].parameters()).dtype
@@ -171,9 +178,9 @@ class DiffusersPipeline(Pipeline):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         vae = self.models["vae"]
-        raw = self.denormalise(wide(latents)).to(next(vae.parameters()).dtype)  # [B, C, h, w]
+        raw = self.denormalise(wide(latents)).to(next(vae.parameters()).dtype)  # [B, C, (f,) h, w]
         rows = [wide(self.pixels(vae, row)) for row in raw.split(1)]  # one by one: large pictures fit
-        return torch.cat(rows).clamp(-1, 1)  # [B, 3, H, W]
+        return torch.cat(rows).clamp(-1, 1)  # [B, (F,) 3, H, W]
 
     def long_texts(self, texts: Sequence[str]) -> list[str]:
         found = []
@@ -232,6 +239,9 @@ class DiffusersPipeline(Pipeline):
 
 
 def _tokenizer_of(network: str) -> str:
+    """What cuts a network's inputs into its own; empty when there is nothing such."""
+    if network == "image_encoder":
+        return "image_processor"
     return network.replace("text_encoder", "tokenizer") if network.startswith("text_encoder") else ""
 
 

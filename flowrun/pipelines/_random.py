@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from diffusers import ModelMixin
 from torch import nn
+from transformers.image_processing_base import ImageProcessingMixin
 
 from flowrun.cache.key import digest
 from flowrun.config import ConfigError
@@ -60,10 +61,13 @@ class RandomWeights:
         cls = self.names.parts[name]
         if _is_tokenizer(name):
             return tokenizer(cls)
+        if issubclass(cls, ImageProcessingMixin):
+            return _image_processor(cls, self._given[name], f"{KEY}.{name}")
         return cls(**configuration(cls, self._given[name], f"{KEY}.{name}"))
 
     def part_identity(self, name: str, hash_file: HashFile) -> bytes:
-        return digest(name, self.part(name).backend_tokenizer.to_str())
+        part = self.part(name)
+        return digest(name, part.backend_tokenizer.to_str() if _is_tokenizer(name) else part.to_json_string())
 
     def describe(self, name: str) -> str:
         return f"{self.names.networks[name].__name__}, random weights, seed {self.seed}"
@@ -73,7 +77,7 @@ class RandomWeights:
         if issubclass(cls, ModelMixin):
             return configuration(cls, given, key)
         configuration(cls.config_class, given, key)  # for its checks: the class itself derives more than it is given
-        return cls.config_class(**self._with_vocabulary(name, given)).to_dict()
+        return cls.config_class(**(self._with_vocabulary(name, given) if name.startswith("text_encoder") else given)).to_dict()
 
     def _with_vocabulary(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of a text encoder, with what it must have in common with its tokenizer."""
@@ -92,6 +96,15 @@ class RandomWeights:
             if parameter.endswith("pad_token"):  # Z-Image's are left as the memory was
                 nn.init.normal_(value, std=0.02)
         return network
+
+
+def _image_processor(cls: type, given: Mapping[str, Any], key: str) -> Any:
+    """Raises ConfigError for a setting that it does not have."""
+    known = cls.valid_kwargs.__annotations__
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{key}.{name}", f"is no setting of {cls.__name__}", suggest(name, known))
+    return cls(**given)
 
 
 def _is_tokenizer(name: str) -> bool:

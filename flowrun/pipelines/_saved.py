@@ -32,7 +32,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SMALL = ["*.json", "*/*.json", "*/*.txt", "*/*.model"]  # configurations and tokenizers
 HALVES = ["*.fp16*", "*.non_ema*"]  # further copies of the same weights
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # widest first
-CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json")
+CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
 
 
 class SavedWeights:
@@ -116,7 +116,7 @@ class SavedWeights:
         if found is None or not any((self.folder / name / file).is_file() for file in CONFIGS):
             kind = self.index.get("_class_name", "pipeline")
             raise ConfigError("model.weights", f"{place}, a {kind}, has no {name}", f"it must have a {cls.__name__} there")
-        if found.removesuffix("Fast") != cls.__name__.removesuffix("Fast"):
+        if not cls.__name__.startswith("Auto") and _kind(found) != _kind(cls.__name__):
             what = f"{place} has a {found} as {name}, this model a {cls.__name__}"
             raise ConfigError("model.weights", what, "choose the model option of that family")
         if name in self.names.networks and self.hub_id is None:
@@ -131,6 +131,11 @@ class SavedWeights:
         if self.hub_id is not None:
             _download(self.hub_id, [f"{name}/*"])
         return self.folder / name
+
+
+def _kind(name: str) -> str:
+    """Of a class, whatever it computes with."""
+    return name.removesuffix("Fast").removesuffix("Pil")
 
 
 def _download(hub_id: str, patterns: list[str]) -> Path:

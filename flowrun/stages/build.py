@@ -21,7 +21,7 @@ from flowrun.graph import Executor
 from flowrun.prompts import encode
 from flowrun.stages.preview import Preview
 from flowrun.stages.train import Training
-from flowrun.stages.trainer import Trainer
+from flowrun.stages.trainer import Trainer, wrapped
 from flowrun.tracking import Tracked, Trackers
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def build_training(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
     checkpoints = Checkpoints((resume_from or folder) / "checkpoints", run.train.keep)
     start = _resume(trainer, checkpoints) if resume_from else 0
     trackers = Trackers(assembly.trackers, _tracked(assembly, folder, start)) if dist.is_main else None
-    size = Counter(row.size for row in assembly.rows).most_common(1)[0][0]
+    shape = Counter(row.shape for row in assembly.rows).most_common(1)[0][0]
     preview = Preview(
-        run.sample, pipeline, _encoder(assembly, executor(assembly.prompt_split.units)), size, folder / "samples"
+        run.sample, pipeline, _encoder(assembly, executor(assembly.prompt_split.units)), shape, folder / "samples"
     )
     return Training(
         trainer, preview, checkpoints, trackers, folder, assembly.task.trainable_models, assembly.adapter, start
@@ -80,7 +80,8 @@ def _load(assembly: Assembly, dist: Dist) -> None:
 
     dist.each(load)
     # Units call an encoder once per row, so its gradients are averaged by hand: see Trainer.
-    pipeline.models[pipeline.denoiser] = dist.prepare(pipeline.models[pipeline.denoiser])
+    if (name := wrapped(assembly.algorithm, pipeline)) is not None:
+        pipeline.models[name] = dist.prepare(pipeline.models[name])
 
 
 def _checkpoint_gradients(name: str, model: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from flowrun import grids
 from flowrun.config import Sample
 from flowrun.disk import saving
-from flowrun.pipelines import Pipeline
+from flowrun.pipelines import Pipeline, Shape
 from flowrun.sampling import pictures
 from flowrun.stages.trainer import Trainer
 
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Preview:
-    """encode: the prompts' conditions, computed under the weights of the moment. size: (height, width) of the pictures."""
+    """encode: the prompts' conditions, computed under the weights of the moment. shape: of the pictures."""
 
     sample: Sample
     pipeline: Pipeline
     encode: Callable[[], Mapping[str, Mapping[str, Tensor]]]
-    size: tuple[int, int]
+    shape: Shape
     folder: Path
 
     def due(self, step: int, last: int) -> bool:
@@ -44,7 +44,7 @@ class Preview:
                 self.encode(),
                 self.sample.prompts,
                 self.sample.seeds,
-                self.size,
+                self.shape,
                 self.sample.steps,
                 self.sample.guidance,
             )
