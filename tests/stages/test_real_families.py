@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, DiffusionPipeline, FluxTransformer2DModel, SD3Transformer2DModel
+from diffusers import AutoencoderKL
 from PIL import Image
 from safetensors import safe_open
-from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 import flowrun.library
 from flowrun import adapters, cli
@@ -26,11 +25,12 @@ from flowrun.run import assemble
 from flowrun.sampling import denoise
 from flowrun.splitters import split
 from tests.conftest import Runs, losses
-from tests.pipelines.families import CPU, SIZE, encoded, make, normal, theirs
-from tests.pipelines.oracles import ORACLES
+from tests.pipelines.families import CPU, FAMILIES, SIZE, encoded, make, normal, theirs
+from tests.pipelines.oracles import ORACLES, Oracle
 from tests.stages.test_split_equals_whole import NoStore
 
 both = pytest.mark.parametrize("family", ["sd3", "flux"])
+every = pytest.mark.parametrize("family", FAMILIES)
 STEPS = 6
 FAST = (
     "tracker=[csv]", "sample.prompts=[]", "train.log_every=1", "train.batch_size=2", f"train.steps={STEPS}",
@@ -63,34 +63,29 @@ def both_ways(runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str, *overrid
     return split
 
 
-def pictures(whole: DiffusionPipeline) -> torch.Tensor:
-    return whole("a red apple", height=64, width=64, num_inference_steps=3, output_type="pt", guidance_scale=3.5,
-                 max_sequence_length=77, generator=torch.Generator().manual_seed(1)).images  # fmt: skip
-
-
-def fresh(family: str) -> DiffusionPipeline:
+def fresh(family: str) -> Oracle:
     """Diffusers' pipeline with the weights that training starts from."""
     pipeline = make(family)
     pipeline.load(pipeline.components(), CPU, torch.float32)
-    return ORACLES[family](pipeline).whole
+    return ORACLES[family](pipeline)
 
 
-@both
+@every
 def test_all_weights_in_two_stages_as_in_one_and_back_in_diffusers(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     run = both_ways(runs, monkeypatch, family)
     assert stages(run) == {"text_encoder": "cache", "target_moments": "cache", "target_latents": "train"}
-    cls = SD3Transformer2DModel if family == "sd3" else FluxTransformer2DModel
-    saved = dict(cls.from_pretrained(run / "model" / "transformer").named_parameters())
+    first = fresh(family).whole.transformer
+    saved = dict(type(first).from_pretrained(run / "model" / "transformer").named_parameters())
     trained = Checkpoints(run / "checkpoints", 1).newest().tensors["trained"]
     assert trained.keys() == {f"transformer.{name}" for name in saved}
     assert all(torch.equal(value, trained[f"transformer.{name}"]) for name, value in saved.items())
-    start = dict(fresh(family).transformer.named_parameters())
+    start = dict(first.named_parameters())
     assert sum(not torch.equal(saved[name], start[name]) for name in start) > len(start) / 2
 
 
-@both
+@every
 def test_an_adapter_in_two_stages_as_in_one_and_in_diffusers(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
@@ -100,31 +95,32 @@ def test_an_adapter_in_two_stages_as_in_one_and_in_diffusers(
     config = adapters.Config(kind=adapters.Kind.lora, variant=Variant.lora, lora_base_model=["transformer"], targets="auto",
                              rank=4, alpha=12.0, dropout=0.0, init_from=str(run / "model"))  # fmt: skip
     adapters.attach(ours.models, [], config, ours.lora_targets, seed=0)
-    whole = fresh(family)
-    before = pictures(whole)
-    whole.load_lora_weights(str(run / "model"))
-    assert next(iter(whole.transformer.peft_config.values())).lora_alpha == 12
-    noise = normal(1, *ours.latent_shape(SIZE))
+    oracle, noise, guidance = fresh(family), normal(1, *ours.latent_shape(SIZE)), 3.5 if ORACLES[family].guided else 1.0
+    before = oracle.sampled(noise, ["a red apple"], 3, guidance)
+    oracle.whole.load_lora_weights(str(run / "model"))
+    assert next(iter(oracle.whole.transformer.peft_config.values())).lora_alpha == 12
     conditions, negative = encoded(ours, ["a red apple"]), encoded(ours, [""])
-    drawn = ours.decode(denoise(ours, conditions, negative, noise, ours.schedule(3, SIZE), 1.0 if family == "flux" else 3.5))
-    packed = ours.pack(noise)
-    theirs = whole("a red apple", height=64, width=64, num_inference_steps=3, output_type="pt", guidance_scale=3.5,
-                   max_sequence_length=77, latents=packed).images  # fmt: skip
+    drawn = ours.decode(denoise(ours, conditions, negative, noise, ours.schedule(3, SIZE), guidance))
+    theirs = oracle.sampled(noise, ["a red apple"], 3, guidance)
     torch.testing.assert_close((drawn + 1) / 2, theirs, atol=2e-5, rtol=0)
-    assert (pictures(whole) - before).abs().max() > 1e-3
+    assert (theirs - before).abs().max() > 1e-3
+    with safe_open(run / "model" / "pytorch_lora_weights.safetensors", "pt") as file:
+        keys = list(file.keys())
+        assert all(file.get_tensor(key).isfinite().all() for key in keys)
+    assert all(re.fullmatch(r"transformer\.[\w.]+\.lora_[AB]\.weight", key) for key in keys), "no wrapper's names"
 
 
-@both
+@every
 def test_a_trained_text_encoder_is_live_and_comes_back(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     run = both_ways(runs, monkeypatch, family, "task.trainable_models=[text_encoder]")
     assert stages(run) == {"text_encoder": "train", "target_moments": "cache", "target_latents": "train"}
-    cls = CLIPTextModelWithProjection if family == "sd3" else CLIPTextModel
-    saved = dict(cls.from_pretrained(run / "model" / "text_encoder").named_parameters())
+    first = fresh(family).whole.text_encoder
+    saved = dict(type(first).from_pretrained(run / "model" / "text_encoder").named_parameters())
     trained = Checkpoints(run / "checkpoints", 1).newest().tensors["trained"]
     assert all(torch.equal(value, trained[f"text_encoder.{name}"]) for name, value in saved.items())
-    start = dict(fresh(family).text_encoder.named_parameters())
+    start = dict(first.named_parameters())
     assert any(not torch.equal(value, start[name]) for name, value in saved.items())
     assert not (run / "model" / "transformer").exists()
 
@@ -134,7 +130,7 @@ def test_a_trained_vae_encoder_is_live_and_comes_back(runs: Runs, monkeypatch: p
     run = both_ways(runs, monkeypatch, family, "task.trainable_models=[transformer,vae.encoder]")
     assert stages(run) == {"text_encoder": "cache", "target_moments": "train", "target_latents": "train"}
     saved = AutoencoderKL.from_pretrained(run / "model" / "vae")
-    start = fresh(family).vae
+    start = fresh(family).whole.vae
     changed = {n.split(".")[0] for (n, a), b in zip(saved.named_parameters(), start.parameters(), strict=True) if not torch.equal(a, b)}
     assert changed == {"encoder"}
 
@@ -146,7 +142,7 @@ def test_adapters_on_text_encoder_and_transformer_together(
     bases = ["transformer", "text_encoder", *(["text_encoder_2"] if family == "sd3" else [])]
     run = both_ways(runs, monkeypatch, family, *LORA, f"adapter.lora_base_model=[{','.join(bases)}]")
     assert stages(run)["text_encoder"] == "train" and stages(run)["target_moments"] == "cache"
-    whole = fresh(family)
+    whole = fresh(family).whole
     with torch.no_grad():
         before = whole.encode_prompt("a red apple", None, *([None] if family == "sd3" else []), max_sequence_length=77)
         whole.load_lora_weights(str(run / "model"))
@@ -165,14 +161,14 @@ def test_adapters_on_text_encoder_and_transformer_together(
     torch.testing.assert_close(encoded(ours, ["a red apple"])["pooled_prompt_embeds"], after[place], atol=1e-5, rtol=1e-5)
 
 
-@both
+@every
 def test_each_stage_loads_only_what_it_calls(runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     read: list[str] = []
     real = RandomWeights.load
     monkeypatch.setattr(RandomWeights, "load", lambda self, name: read.append(name) or real(self, name))
-    encoders = {"sd3": ["text_encoder", "text_encoder_2", "text_encoder_3"], "flux": ["text_encoder", "text_encoder_2"]}
+    encoders = {name for name in make(family).components() if name.startswith("text_encoder")}
     for settings, wanted in (
-        (("stage=cache",), {*encoders[family], "vae"}),
+        (("stage=cache",), {*encoders, "vae"}),
         (("stage=train",), {"transformer"}),
         (("stage=train", "sample.prompts=[pear]", "sample.guidance=1", "resume=none"), {"transformer", "vae"}),
     ):
@@ -204,7 +200,7 @@ def test_a_saved_pipeline_trains_with_the_options_own_settings(
     assert curves[0] == curves[1] and len(set(curves[0])) == STEPS
     plan = (runs.newest("train") / "plan.txt").read_text()
     assert f"Transformer2DModel from {folder}" in plan and "bf16" in plan
-    whole = fresh(family)
+    whole = fresh(family).whole
     whole.load_lora_weights(str(runs.newest("train") / "model"))
     assert next(iter(whole.transformer.peft_config.values())).lora_alpha == 12
 
@@ -317,7 +313,7 @@ def test_a_text_encoder_trains_on_two_processes(runs: Runs) -> None:
     where = [*SMALL, *LORA, "adapter.lora_base_model=[transformer,text_encoder]", "processes=2", "train.batch_size=1"]
     assert cli.main(["model=sd3_tiny", *where]) == 0
     assert len(losses(runs.newest("train"))) == STEPS
-    before, whole = fresh("sd3").text_encoder, fresh("sd3")
+    before, whole = fresh("sd3").whole.text_encoder, fresh("sd3").whole
     whole.load_lora_weights(str(runs.newest("train") / "model"))
     ids = torch.arange(5)[None]
     with torch.no_grad():
