@@ -57,7 +57,7 @@ class Sft(Algorithm):
     def loss(self, pipeline: Pipeline, batch: Mapping[str, Tensor], generator: torch.Generator) -> StepOut:
         c = self.config
         clean = wide(batch[pipeline.target])                                                          # [B, ...]
-        sigma = draw(c.density, c.density_mean, c.density_std, c.shift, len(clean), generator, *pipeline.levels).to(clean.device)  # [B]
+        sigma = draw(c.density, c.density_mean, c.density_std, c.shift, len(clean), generator, *pipeline.trained_range).to(clean.device)  # [B]
         noise = torch.randn(clean.shape, generator=generator, device=generator.device, dtype=torch.float32).to(clean)
         x = mix(clean, noise, sigma)                                                                  # [B, ...]
         velocity = pipeline.velocity(pipeline.begin(batch, sigma, noise), x, sigma)                   # [B, ...]
@@ -70,7 +70,7 @@ class Sft(Algorithm):
         return (*super().reads(pipeline), *([MASK] if self.config.mask else []))
 
     def networks(self, pipeline: Pipeline) -> tuple[str, ...]:
-        return pipeline.called(*pipeline.levels)
+        return pipeline.called(*pipeline.trained_range)
 
     def units(self, pipeline: Pipeline) -> tuple[Unit, ...]:
         if not self.config.mask:

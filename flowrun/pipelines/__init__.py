@@ -64,7 +64,7 @@ class Pipeline(ABC):
         return self.denoisers[0]
 
     @property
-    def levels(self) -> tuple[float, float]:
+    def trained_range(self) -> tuple[float, float]:
         """Least and greatest noise level at which what is `trained` is called: where training draws from."""
         return 0.0, 1.0
 

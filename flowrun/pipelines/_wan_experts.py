@@ -49,7 +49,7 @@ class TwoExperts(Wan):
         return self.weights.index["boundary_ratio"] if isinstance(self.weights, SavedWeights) else self.config.boundary_ratio
 
     @property
-    def levels(self) -> tuple[float, float]:
+    def trained_range(self) -> tuple[float, float]:
         """The range of the one expert that is trained; the whole where both are, or where an encoder is trained too."""
         trained = {name.split(".")[0] for name in self.trained}
         if trained == {self.denoisers[0]}:

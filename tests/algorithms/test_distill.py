@@ -21,6 +21,7 @@ class Stub:
     """A pipeline whose velocity is `answer(x, sigma)`; it keeps the levels it was asked at."""
 
     conditions, target, reduction = (), "target_latents", 8
+    pixel_shape = Pipeline.pixel_shape
 
     def __init__(self, answer):
         self.answer, self.levels = answer, []

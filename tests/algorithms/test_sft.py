@@ -32,7 +32,7 @@ def generator(seed=0):
 class Stub:
     """A pipeline whose velocity is `answer(clean, noise, x, sigma)`; it keeps what it was asked."""
 
-    target = "target_latents"
+    target, trained_range = "target_latents", (0.0, 1.0)
 
     def __init__(self, answer):
         self.answer = answer
