@@ -44,6 +44,14 @@ def check_called(pipeline: Pipeline, task: Task, trained: Sequence[str], part: S
             raise ConfigError(key, what, f"train what is called: {', '.join(sorted(called))}")
 
 
+def check_prompts(run: Run, pipeline: Pipeline, part: Split) -> None:
+    """A prompt is all that sampling needs. part: of the units that make the conditions. Raises ConfigError."""
+    read = {name for unit in part.units for scope, name in unit.reads if scope == "shared"} & set(pipeline.inputs) - {"prompt"}
+    if run.sample.prompts and read:
+        what = f"names prompts, but this model samples from a row's {', '.join(sorted(read))} too"
+        raise ConfigError("sample.prompts", what, "set it to []")
+
+
 def check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: Source) -> list[str]:
     """The data give what the units take from them, and what the loss reads and no unit writes. Raises ConfigError.
 

@@ -13,7 +13,15 @@ from flowrun import adapters, rundir, tracking
 from flowrun.algorithms import Algorithm
 from flowrun.batches import Batches
 from flowrun.cache.key import digest
-from flowrun.checks import check_batch, check_called, check_inputs, check_trained, make_batches, refuse_accelerators
+from flowrun.checks import (
+    check_batch,
+    check_called,
+    check_inputs,
+    check_prompts,
+    check_trained,
+    make_batches,
+    refuse_accelerators,
+)
 from flowrun.compose import compose
 from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
 from flowrun.data import Row, Source
@@ -130,6 +138,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     trackers = tracking.choose(run.tracker)
     parts = _splits(task, pipeline, algorithm, trained)
     check_called(pipeline, task, trained, parts[0])
+    check_prompts(run, pipeline, parts[1])
     unread = check_inputs(pipeline, algorithm, parts[0], source)
     source.read_before_training = run.dry_run or not live_inputs(parts[0], algorithm.reads(pipeline), source) - {"prompt"}
     source, rows = _rows(run, source, parts[0])

@@ -57,7 +57,8 @@ class Sft(Algorithm):
     def loss(self, pipeline: Pipeline, batch: Mapping[str, Tensor], generator: torch.Generator) -> StepOut:
         c = self.config
         clean = wide(batch[pipeline.target])                                                          # [B, ...]
-        sigma = draw(c.density, c.density_mean, c.density_std, c.shift, len(clean), generator, *pipeline.trained_range).to(clean.device)  # [B]
+        ends = pipeline.trained_range
+        sigma = draw(c.density, c.density_mean, c.density_std, c.shift, len(clean), generator, *ends).to(clean.device)  # [B]
         noise = torch.randn(clean.shape, generator=generator, device=generator.device, dtype=torch.float32).to(clean)
         x = mix(clean, noise, sigma)                                                                  # [B, ...]
         velocity = pipeline.velocity(pipeline.begin(batch, sigma, noise), x, sigma)                   # [B, ...]

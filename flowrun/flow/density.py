@@ -55,15 +55,15 @@ def _between(density: Density, mean: float, std: float, shift: float, rows: int,
     """By the inverse of the distribution function P, taken between its values at both ends: in float64, rounded once.
 
     logit_normal: P(sigma) = Phi((logit(sigma) - mean) / std). Where both ends lie above Phi's centre it is computed from
-    the other side, whose values do not crowd at 1."""
+    the other side, whose values do not crowd at 1. Phi(z) = erfc(-z / sqrt(2)) / 2, which is exact far out too."""
     share = 1 - torch.rand(rows, generator=generator, device=generator.device, dtype=torch.float64)  # in (0, 1]
-    ends = shifted(torch.tensor([least, greatest], device=generator.device, dtype=torch.float64), 1 / shift)
+    ends = shifted(torch.tensor([least, greatest], device=generator.device, dtype=torch.float64), 1 / shift).clamp(0, 1)
     if density is Density.uniform:
         sigma = torch.lerp(ends[0], ends[1], share)
     else:
         z = (ends.logit() - mean) / std
         side = -1.0 if z[0] > 0 else 1.0
-        values = torch.special.ndtr(side * z)
+        values = torch.erfc(-side * z / math.sqrt(2)) / 2
         sigma = torch.sigmoid(mean + std * side * torch.special.ndtri(torch.lerp(values[0], values[1], share)))
     return shifted(sigma, shift).float().clamp(least, greatest)
 

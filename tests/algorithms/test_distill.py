@@ -103,7 +103,7 @@ class Conditioned(Stub):
     """Its velocity is the row's condition, wherever it is asked."""
 
     conditions, ragged = ("c",), ()
-    guide, joined = Pipeline.guide, Pipeline.joined
+    guide, guidance_at, joined = Pipeline.guide, Pipeline.guidance_at, Pipeline.joined
 
     def begin(self, batch, levels, noise):
         assert len(batch["c"]) == len(noise)
