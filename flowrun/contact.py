@@ -48,7 +48,7 @@ def _tile(variants: Variants, row: Row) -> Image.Image | None:
     except DataError as error:
         log.warning("%s", error)
         return None
-    pictures = [value for value in inputs.values() if _is_picture(value)]
+    pictures = [picture for value in inputs.values() for picture in _pictures(value)]
     if not pictures:
         return None
     image = from_tensor(torch.cat(pictures, dim=2))  # uint8 [3, H, sum of W]
@@ -56,5 +56,12 @@ def _tile(variants: Variants, row: Row) -> Image.Image | None:
     return image
 
 
-def _is_picture(value: object) -> bool:
-    return isinstance(value, Tensor) and value.dtype == torch.uint8 and value.ndim == 3 and value.shape[0] == 3
+def _pictures(value: object) -> list[Tensor]:
+    """What there is to see of a row's input: a picture, several, or first, middle and last frame of a video."""
+    if isinstance(value, list):
+        return [picture for item in value for picture in _pictures(item)]
+    if not isinstance(value, Tensor) or value.dtype != torch.uint8:
+        return []
+    if value.ndim == 4 and value.shape[1] == 3:  # [F, 3, H, W]
+        return [value[place] for place in sorted({0, len(value) // 2, len(value) - 1})]
+    return [value] if value.ndim == 3 and value.shape[0] == 3 else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from flowrun.cache.pace import Pace, Work
 from flowrun.cache.reader import Reader
 from flowrun.cache.sources import Sources
 from flowrun.cache.store import Store
-from flowrun.config import ConfigError, Run
+from flowrun.config import ConfigError, Run, Verify
 from flowrun.data import Row, Source
 from flowrun.files import obstacle
 from flowrun.graph import Record
@@ -58,7 +58,8 @@ class Library:
         if not self.root.is_dir() and (why := obstacle(self.root)):  # one that is there may be for reading only
             raise ConfigError("cache.root", f"is {self.root}: {why}", "name a folder that may be written")
         self.store = Store(self.root, run.cache.verify)
-        self.sources = Sources(self.root, run.cache.verify)
+        # A dry run opens no file to its end, unless it is asked to: what was never read is nowhere in the cache, or not yet known to be.
+        self.sources = Sources(self.root, run.cache.verify, not run.dry_run or run.cache.verify is Verify.full)
         self.pace = Pace(self.root)
         self._kinds: dict[tuple[Shelf, tuple[int, ...], tuple[int, int]], str] = {}
         components = pipeline.components()
@@ -91,23 +92,20 @@ class Library:
 
     def all_keys(self) -> list[bytes]:
         """Every key once, in order."""
-        return list(
-            dict.fromkeys(
-                key
-                for shelf in (self.rows, self.prompts)
-                for place in shelf.places()
-                for key in shelf.keys(place).values()
-            )
-        )
+        return self._all_keys
+
+    @cached_property
+    def _all_keys(self) -> list[bytes]:
+        return list(dict.fromkeys(key for shelf in (self.rows, self.prompts) for keys in shelf.each() for key in keys))
 
     def kind(self, job: Job) -> str:
         """What a job runs, as one number: the same for rows of one size that the same code and models encode."""
-        found = job.shelf, job.units, job.row.shape
+        found = job.shelf, job.units, job.shape
         if found not in self._kinds:
             units = [job.shelf.split.units[i] for i in job.units]
             models = sorted({name for unit in units for name in unit.onload_model_names})
             made_by = [code_identity(unit) for unit in units], [self.identities[name] for name in models]
-            self._kinds[found] = digest("kind of work", *made_by, job.row.shape).hex()
+            self._kinds[found] = digest("kind of work", *made_by, job.shape).hex()
         return self._kinds[found]
 
     def forecast(self, jobs: Sequence[Job]) -> Work:
@@ -118,7 +116,7 @@ class Library:
         """What the cache stage has to do. missing: keys that the cache lacks; None: as of now."""
         missing = self.missing() if missing is None else missing
         rows = self.rows.jobs(missing)
-        made = {key for job in rows for key in self.rows.keys(job.place).values()}
+        made = {key for job in rows for key in self.rows.keys(job.place).values()} if self.prompts.rows else set()
         return rows + self.prompts.jobs(missing - made)
 
     def require(self, command: str) -> None:

@@ -31,7 +31,7 @@ class Remembered(Source):
         self._listed = {row.id: row for row in listed if not row.fault}
 
     def rows(self) -> list[Row]:
-        return [Row(id=row.id, prompt=row.caption, size=row.size) for row in self._listed.values()]
+        return [Row(id=row.id, prompt=row.caption, size=row.size, frames=row.frames) for row in self._listed.values()]
 
     def place(self) -> str:
         return self.manifest.parts.place

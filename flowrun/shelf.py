@@ -5,9 +5,9 @@ A place is a row in one variant: row * len(variants) + variant.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -38,6 +38,11 @@ class Job:
         """As the variant sees it."""
         row, variant = divmod(self.place, len(self.shelf.variants))
         return self.shelf.variants.row(self.shelf.rows[row], variant)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The row's, the same in all variants."""
+        return self.shelf.rows[self.place // len(self.shelf.variants)].shape
 
     @property
     def change(self) -> Mapping[str, Any]:
@@ -75,8 +80,14 @@ class Shelf:
         return b"".join(found[output] for output in self.outputs)
 
     def keys(self, place: int) -> dict[Output, bytes]:
-        joined = self._keys[place]
-        return {output: joined[i * KEY_BYTES : (i + 1) * KEY_BYTES] for i, output in enumerate(self.outputs)}
+        return dict(zip(self.outputs, self._cut(self._keys[place]), strict=True))
+
+    def each(self) -> Iterator[list[bytes]]:
+        """The keys of each place, in the order of `outputs`."""
+        return map(self._cut, self._keys)
+
+    def _cut(self, joined: bytes) -> list[bytes]:
+        return [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)]
 
     def stamp(self, number: int) -> bytes:
         """Of everything that a row's inputs come from; the same when only the cache is left of them."""
@@ -93,7 +104,7 @@ class Shelf:
                 for (u, param), key in self.keys(number * count + variant).items()
             }
         )
-        return ManifestRow(row.id, row.prompt, row.size, self.stamp(number), fault, keys)
+        return ManifestRow(row.id, row.prompt, row.size, self.stamp(number), fault, keys, row.frames)
 
     def places(self) -> range:
         return range(len(self._keys))
@@ -106,18 +117,11 @@ class Shelf:
     def jobs(self, missing: set[bytes]) -> list[Job]:
         """What to run so that no key of this shelf is missing; a value that several rows share is made once."""
         found, left = [], set(missing)
-        for place in self.places() if missing else ():
-            keys = self.keys(place)
-            lacking = {unit for (unit, _), key in keys.items() if key in left}
-            left.difference_update(keys.values())
-            if lacking:
-                found.append(
-                    Job(
-                        self,
-                        place,
-                        self._to_run(lacking, {output for output, key in keys.items() if key not in missing}),
-                    )
-                )
+        for place, keys in enumerate(self.each()) if missing else ():
+            lacking = tuple(key in left for key in keys)
+            if any(lacking):
+                left.difference_update(keys)
+                found.append(Job(self, place, self._to_run(lacking, tuple(key not in missing for key in keys))))
         return found
 
     @cached_property
@@ -125,9 +129,13 @@ class Shelf:
         """(writer, reader, what) of the split's units, the last readers first."""
         return sorted(UnitGraph(self.split.units).edges, key=lambda edge: -edge[1])
 
-    def _to_run(self, lacking: set[int], present: set[Output]) -> tuple[int, ...]:
-        """`lacking`, and the cached units whose results they read and that are not stored themselves."""
-        run = set(lacking)
+    @lru_cache(maxsize=1024)  # noqa: B019 - few different ones, and as many shelves as a run has lists of rows
+    def _to_run(self, lacking: tuple[bool, ...], there: tuple[bool, ...]) -> tuple[int, ...]:
+        """Units that make the lacking outputs, and those whose results they read and that are not stored themselves.
+
+        lacking, there: of each of `outputs`."""
+        run = {unit for (unit, _), lacks in zip(self.outputs, lacking, strict=True) if lacks}
+        present = {output for output, is_there in zip(self.outputs, there, strict=True) if is_there}
         for writer, reader, param in self._edges:
             if reader in run and writer in self.split.needed and not self._stored(writer, param, present):
                 run.add(writer)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flowrun.algorithms import StepOut
+from flowrun.algorithms.sft import Sft
 from flowrun.graph import Unit
 from flowrun.pipelines.emoji import EmojiPipeline
 
@@ -59,3 +62,37 @@ def _brighten(ctx: Any, shared: Scope, posi: Scope, nega: Scope) -> tuple[Scope,
     if "image" not in shared:
         return shared, posi, nega
     return {**shared, "target_latents": shared["target_latents"] + shared["image"].float().mean() / 1000}, posi, nega
+
+
+class NoPicture(Sft):
+    """Teaches the network to answer noise with noise, whatever the caption: it needs no picture."""
+
+    def reads(self, pipeline: Any) -> tuple[str, ...]:
+        return pipeline.conditions
+
+    def loss(self, pipeline: Any, batch: Mapping[str, Tensor], generator: torch.Generator) -> StepOut:
+        count = len(batch[pipeline.conditions[0]])
+        noise = torch.stack([pipeline.noise((32, 32), generator) for _ in range(count)])  # [B, C, h, w]
+        sigma = torch.ones(count)
+        error = pipeline.velocity(pipeline.begin(batch, sigma, noise), noise, sigma) - noise
+        per_row = error.square().flatten(1).mean(1)
+        return StepOut(per_row.mean(), per_row.detach())
+
+
+class OfVideos(EmojiPipeline):
+    """Takes a video as one picture, its frames one below the other: rows of unequal lengths cannot share a batch."""
+
+    inputs = ("video", "prompt")
+
+    def latent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return super().latent_shape(shape[-2:])
+
+    def units(self) -> tuple[Unit, ...]:
+        text, _ = super().units()
+        frames = Unit(name="frames", input_params=("video",), output_params=("target_latents",), process=self._frames)
+        return text, frames
+
+    def _frames(self, ctx: Any, video: Tensor) -> dict[str, Tensor]:
+        """video: uint8 [F, 3, H, W] -> [C, F h, w], fp32."""
+        tiles = [self._target_latents(ctx, frame)["target_latents"] for frame in video]
+        return {"target_latents": torch.cat(tiles, dim=1)}

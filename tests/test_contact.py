@@ -20,7 +20,7 @@ TAGS = {"several": "rows", "shuffle": False, "drop": 0.0, "keep": 1, "separator"
 
 
 def folder(path: Path, geometry: dict = GEOMETRY, **augment: object) -> Folder:
-    node = {"source": "folder", "path": str(path), "on_error": "stop", "check": "headers", "max_pixels": 10_000_000,
+    node = {"source": "folder", "path": str(path), "on_error": "stop", "pictures": {}, "check": "headers", "max_pixels": 10_000_000,
             "ground": [255, 255, 255], "geometry": geometry, "caption": {"file": "txt", "field": "x", "lines": "whole"},
             "augment": {"variants": 1, "flip": 0.0, "crop": False, "caption": TAGS, **augment}}  # fmt: skip
     return Folder(SOURCES.build("data", Folder, node))

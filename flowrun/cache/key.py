@@ -19,17 +19,28 @@ def digest(*plain: Any) -> bytes:
     return blake2b(_encoded(plain), digest_size=KEY_BYTES).digest()
 
 
+class Encoded(bytes):
+    """Plain data as `digest` encodes them, and standing for them in it: what many digests share is encoded once."""
+
+
+def encoded(plain: Any) -> Encoded:
+    """Raises TypeError as `digest` does."""
+    return Encoded(_encoded(plain))
+
+
 def _encoded(plain: Any) -> bytes:
     """Type tag, length, content: no two values have one encoding."""
     kind = type(plain)
+    if kind is str:
+        return _tagged(b"s", plain.encode("utf-8", "surrogatepass"))
+    if kind is Encoded:
+        return plain
     if plain is None or kind is bool:
         return {None: b"n", True: b"t", False: b"f"}[plain]
     if kind is int:
         return _tagged(b"i", str(plain).encode())
     if kind is float:
         return b"d" + struct.pack(">d", plain)
-    if kind is str:
-        return _tagged(b"s", plain.encode("utf-8", "surrogatepass"))
     if kind is bytes:
         return _tagged(b"b", plain)
     if kind in (list, tuple):
@@ -42,4 +53,4 @@ def _encoded(plain: Any) -> bytes:
 
 
 def _tagged(tag: bytes, content: bytes) -> bytes:
-    return tag + str(len(content)).encode() + b":" + content
+    return b"%b%d:%b" % (tag, len(content), content)

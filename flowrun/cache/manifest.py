@@ -4,6 +4,7 @@ R rows, K kept outputs over all variants:
 
     keys        [R, K, 16]  0 where a row has no value (see faults)
     sizes       [R, 2]      height and width in pixels
+    frames      [R]         of a video; 0 for a picture. Older manifests have none
     sources     [R, 16]     fingerprint of what the row was made from
     ids.*, captions.*, faults.*   packed strings; a row without fault has an empty one
 """
@@ -94,7 +95,8 @@ class Kept(NamedTuple):
 
 
 class ManifestRow(NamedTuple):
-    """size: (height, width). source: 16-byte fingerprint. fault: why the row has no values, or "". keys: by Kept."""
+    """size: (height, width). source: 16-byte fingerprint. fault: why the row has no values, or "". keys: by Kept.
+    frames: of a video."""
 
     id: str
     caption: str
@@ -102,6 +104,7 @@ class ManifestRow(NamedTuple):
     source: bytes
     fault: str
     keys: Mapping[Kept, bytes]
+    frames: int | None = None
 
 
 def write_manifest(root: Path, parts: Parts, rows: Sequence[ManifestRow]) -> Path:
@@ -111,6 +114,7 @@ def write_manifest(root: Path, parts: Parts, rows: Sequence[ManifestRow]) -> Pat
     arrays = [
         table("keys", np.frombuffer(keys, np.uint8).reshape(len(rows), len(kept), KEY_BYTES)),
         table("sizes", np.array([row.size for row in rows], np.uint32).reshape(-1, 2)),
+        table("frames", np.array([row.frames or 0 for row in rows], np.uint32)),
         table("sources", np.frombuffer(b"".join(row.source for row in rows), np.uint8).reshape(-1, KEY_BYTES)),
     ]
     for name, strings in (
@@ -149,6 +153,7 @@ class Manifest:
         self.kept = [Kept(*column) for column in json.loads(self.file.metadata["kept"])]
         self.keys = self.file.array("keys")  # [R, K, 16]
         self.sizes, self.sources = self.file.array("sizes"), self.file.array("sources")
+        self.frames = self.file.array("frames") if "frames" in self.file.spans else np.zeros(len(self.sizes), np.uint32)  # [R]
         self.ids, self.captions, self.faults = (Strings(self.file, name) for name in ("ids", "captions", "faults"))
 
     def __len__(self) -> int:
@@ -166,6 +171,7 @@ class Manifest:
             self.sources[number].tobytes(),
             self.faults[number],
             keys,
+            int(self.frames[number]) or None,
         )
 
     def rows(self) -> Iterator[ManifestRow]:

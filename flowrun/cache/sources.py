@@ -22,6 +22,7 @@ from flowrun.files import new_writer, sync_folder
 
 FORMAT = "flowrun-cache-sources-1"
 MOST_SEGMENTS = 16  # more are rewritten as one
+SMALL = 1 << 20  # bytes; such files are read at once
 CLOCK_TICK_NS = 20_000_000  # two changes closer than a file system's clock can tell apart leave the same time
 MODEL_FILES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")  # weights, configuration, tokenizer
 OLD_WEIGHTS = (".bin", ".pt")  # count where there are no safetensors
@@ -34,10 +35,11 @@ class Sources:
     verify=full reads every file again, once, whatever is remembered.
     """
 
-    def __init__(self, root: Path, verify: Verify) -> None:
-        """root: the cache's."""
-        self.layout, self.verify = Layout(Path(root)), verify
+    def __init__(self, root: Path, verify: Verify, reading: bool = True) -> None:
+        """root: the cache's. reading: False reads no file, and gives those that are not remembered a hash of no content."""
+        self.layout, self.verify, self.reading = Layout(Path(root)), verify, reading
         self.read = 0  # files whose content was read
+        self.unread: set[bytes] = set()  # stamps of those that would have been, had `reading` been on
         self._known: dict[bytes, bytes] = {}
         self._new: dict[bytes, bytes] = {}
         self._segments = sorted(
@@ -50,16 +52,19 @@ class Sources:
                 self._known.update((stamps[at : at + KEY_BYTES], hashes[at : at + KEY_BYTES]) for at in starts)
 
     def hash_file(self, path: Path) -> bytes:
-        """blake2b-128 of the file's content. Raises OSError."""
+        """blake2b-128 of the file's content; of one that is not to be read, what no content has. Raises OSError."""
         path = Path(path).absolute()
-        key = _stamp(path)
+        status = os.stat(path)
+        key = _stamp(path, status)
         found = self._known.get(key)
+        if found is None and not self.reading:
+            self.unread.add(key)
+            return digest("not read", key)
         if found is None:
             begun = time.time_ns()
-            with open(path, "rb") as file:
-                found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=KEY_BYTES)).digest()
+            found = _content(path, status.st_size)
             self.read += 1
-            if _stamp(path) == key and begun - path.stat().st_ctime_ns > CLOCK_TICK_NS:
+            if _marks(os.stat(path)) == _marks(status) and begun - status.st_ctime_ns > CLOCK_TICK_NS:
                 self._known[key] = self._new[key] = found
         return found
 
@@ -100,10 +105,21 @@ class Sources:
                 log.warning("cache: %s; the files it remembered are read again", fault)
 
 
-def _stamp(path: Path) -> bytes:
-    status = os.stat(path)
-    # The time of change of the entry itself cannot be set back, as tools that unpack or copy files set the other one.
-    return digest("file", str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+def _content(path: Path, size: int) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        if size <= SMALL:
+            return hashlib.blake2b(file.read(), digest_size=KEY_BYTES).digest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=KEY_BYTES)).digest()
+
+
+def _stamp(path: Path, status: os.stat_result) -> bytes:
+    return digest("file", str(path), *_marks(status))
+
+
+def _marks(status: os.stat_result) -> tuple[int, ...]:
+    """What changes with a file. The time of change of the entry itself cannot be set back, as tools that unpack or copy
+    files set the other one."""
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def folder_identity(folder: Path, hash_file: Callable[[Path], bytes]) -> bytes:

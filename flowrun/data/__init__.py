@@ -77,7 +77,8 @@ class Source(ABC):
 
     @abstractmethod
     def load(self, row: Row, names: Collection[str] | None = None) -> dict[str, Any]:
-        """The row's inputs among `names` (None: all). image: uint8 [3, H, W] RGB with (H, W) = row.size; prompt: str.
+        """The row's inputs among `names` (None: all). A picture: uint8 [3, H, W] RGB with (H, W) = row.size, or a list of such;
+        a video: uint8 [F, 3, H, W] with F = row.frames; prompt: str.
 
         A picture is decoded only when it is asked for. Raises DataError naming the file when it cannot be read."""
 

@@ -42,11 +42,10 @@ class CaptionFault(Exception):
     """A caption cannot be used; the message names the caption file where there is one."""
 
 
-def read_captions(picture: Path, rule: Caption, near: Callable[[Path], list[str]]) -> list[str]:
-    """The picture's captions, at least one. near: names of files that may have been meant, for a missing caption file.
+def read_captions(path: Path, rule: Caption, near: Callable[[Path], list[str]]) -> list[str]:
+    """The captions in a file, at least one. near: names of files that may have been meant, for a missing caption file.
 
     Raises CaptionFault: no such file, not UTF-8 (with the byte's position), no such field, or empty."""
-    path = picture.with_suffix(rule.ending)
     try:
         data = path.read_bytes()
     except FileNotFoundError:

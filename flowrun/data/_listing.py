@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -53,8 +54,10 @@ def _stem(name: str) -> str:
     return name.casefold().partition(".")[0]
 
 
-def list_folder(root: Path, captions: str) -> Listing:
-    """Walks `root`, links to folders included, each real folder once. captions: the ending of caption files, `.txt`."""
+def list_folder(root: Path, captions: str, endings: Sequence[str] = EXTENSIONS, folders: bool = False) -> Listing:
+    """Walks `root`, links to folders included, each real folder once. captions: the ending of caption files, `.txt`.
+
+    endings: of what counts as a picture. folders: whether folders have captions too."""
     found, seen = Listing(), {os.path.realpath(root)}
 
     def unreadable(error: OSError) -> None:
@@ -64,7 +67,8 @@ def list_folder(root: Path, captions: str) -> Listing:
         subfolders[:] = sorted(
             name for name in subfolders if not name.startswith(".") and _new(Path(folder, name), seen)
         )
-        _sort_out(root, Path(folder), files, captions, found)
+        used = {f"{name}{captions}" for name in subfolders} if folders else set()
+        _sort_out(root, Path(folder), files, captions, endings, used, found)
     found.pictures.sort()
     return found
 
@@ -77,16 +81,19 @@ def _new(folder: Path, seen: set[str]) -> bool:
     return True
 
 
-def _sort_out(root: Path, folder: Path, files: list[str], ending: str, found: Listing) -> None:
+def _sort_out(
+    root: Path, folder: Path, files: list[str], ending: str, endings: Sequence[str], used: set[str], found: Listing
+) -> None:
+    """Adds what one folder holds. used: names of files that are known to be captions."""
     visible = sorted(name for name in files if not name.startswith("."))
     found.hidden += len(files) - len(visible)
-    pictures = [name for name in visible if Path(name).suffix.lower() in EXTENSIONS]
-    captions = {Path(name).with_suffix(ending).name for name in pictures}
-    used = captions.union(pictures)
+    pictures = [name for name in visible if os.path.splitext(name)[1].lower() in endings]
+    used |= {*pictures, *(os.path.splitext(name)[0] + ending for name in pictures)}
     if others := [name for name in visible if name not in used]:
         found.add_others(folder, others)
+    inside = folder.relative_to(root).as_posix()
     for name in pictures:
-        relative = (folder / name).relative_to(root).as_posix()
+        relative = name if inside == "." else f"{inside}/{name}"
         try:
             relative.encode("utf-8")
         except UnicodeEncodeError:

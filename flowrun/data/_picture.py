@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 import struct
 import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -47,7 +45,7 @@ def check(file: File, max_pixels: int, full: bool) -> tuple[int, int]:
     """(height, width) as displayed, from the header; with `full` every pixel is decoded. Raises PictureFault."""
     with _opened(file, max_pixels) as picture:
         height, width = picture.height, picture.width
-        turned = _orientation(picture, file) >= 5  # 5 to 8 swap the axes
+        turned = _orientation(picture) >= 5  # 5 to 8 swap the axes
         if full:
             picture.load()
     return (width, height) if turned else (height, width)
@@ -56,7 +54,7 @@ def check(file: File, max_pixels: int, full: bool) -> tuple[int, int]:
 def read(file: File, max_pixels: int, ground: tuple[int, int, int]) -> Image.Image:
     """The whole picture, upright, RGB, transparent parts laid over `ground`. Raises PictureFault."""
     with _opened(file, max_pixels) as picture:
-        turn = UPRIGHT.get(_orientation(picture, file))
+        turn = UPRIGHT.get(_orientation(picture))
         picture.load()
         rgb = _to_rgb(picture, ground)
         return rgb if turn is None else rgb.transpose(turn)
@@ -76,12 +74,12 @@ def from_tensor(pixels: Tensor) -> Image.Image:
 @contextmanager
 def _opened(file: File, max_pixels: int) -> Iterator[Image.Image]:
     try:
-        if size_of(file) == 0:
-            raise PictureFault("the file is empty (0 bytes)")
         with open_file(file) as opened, _open(opened) as picture:
             _check_header(picture, max_pixels)
             yield picture
     except UnidentifiedImageError as error:
+        if size_of(file) == 0:
+            raise PictureFault("the file is empty (0 bytes)") from error
         raise PictureFault("is no PNG, JPEG, WebP or BMP picture, or its header is damaged") from error
     except BROKEN as error:
         raise PictureFault(f"cannot be read: {error}") from error
@@ -102,18 +100,25 @@ def _check_header(picture: Image.Image, max_pixels: int) -> None:
         raise PictureFault(f"is an animation of {picture.n_frames} frames; a still picture is needed")
 
 
-def _orientation(picture: Image.Image, file: File) -> int:
+def _orientation(picture: Image.Image) -> int:
     """EXIF orientation 1 to 8. A PNG's tag may follow its pixels: only then they are decoded to get at it."""
-    if picture.format == "PNG" and "exif" not in picture.info and _holds(file, b"eXIf"):
+    if picture.format == "PNG" and "exif" not in picture.info and _exif_follows(picture.fp):
         picture.load()
     return Image.Image.getexif(picture).get(ExifTags.Base.Orientation, 1)
 
 
-def _holds(file: File, tag: bytes) -> bool:
-    if not isinstance(file, Path):
-        return tag in file.read()
-    with open(file, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(tag) >= 0
+def _exif_follows(png: BinaryIO) -> bool:
+    """Whether one of its chunks, each of length (4 bytes), kind (4), content and checksum (4), is an eXIf. Reads their heads."""
+    place, at, kind = png.tell(), 8, b""
+    while kind != b"eXIf" and len(head := _read(png, at, 8)) == 8:
+        kind, at = head[4:], at + 12 + int.from_bytes(head[:4], "big")
+    png.seek(place)
+    return kind == b"eXIf"
+
+
+def _read(file: BinaryIO, at: int, count: int) -> bytes:
+    file.seek(at)
+    return file.read(count)
 
 
 def _to_rgb(picture: Image.Image, ground: tuple[int, int, int]) -> Image.Image:

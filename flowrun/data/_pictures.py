@@ -10,16 +10,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import PIL
 from PIL import Image, ImageOps
+from torch import Tensor
 from tqdm import tqdm
 
-from flowrun.cache.key import digest
+from flowrun.cache.key import Encoded, digest, encoded
 from flowrun.config import ConfigError, DataError
 from flowrun.data import Row, Source
 from flowrun.data import _picture as picture
@@ -48,13 +49,14 @@ class Check(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row as it was found. files: its pictures by the names that units read; the first gives the row its size.
+    """A row as it was found. files: its pictures by the names that units read, each one or several; the first, which is one,
+    gives the row its size.
 
     captions: each makes a row of its own. where: for messages. faults: what is already known to be wrong with it."""
 
     id: str
     where: str
-    files: Mapping[str, File]
+    files: Mapping[str, File | tuple[File, ...]]
     captions: Sequence[str] = ()
     faults: Sequence[str] = ()
 
@@ -95,6 +97,8 @@ class Pictures(Source):
         return self.config.augment.variants
 
     def variant(self, row: Row, number: int) -> Row:
+        if self.variants == 1:
+            return row
         look = self.config.augment.look(row.id, number, row.extra["captions"])
         return replace(row, prompt=look.caption, extra={**row.extra, "look": look})
 
@@ -105,11 +109,11 @@ class Pictures(Source):
     def rows(self) -> list[Row]:
         found, rows, faults, near = self.find(), [], [], _Near()
         for entry in tqdm(found.entries, "data", unit="row", disable=not sys.stderr.isatty(), leave=False):
-            size, reasons = self._look_at(entry, near)
+            fit, reasons = self._look_at(entry, near)
             if reasons:
                 faults.append((entry, "; ".join(reasons)))
             else:
-                rows += self._rows(entry, size)
+                rows += self._rows(entry, fit)
         self._settle(found, rows, faults)
         return rows
 
@@ -124,45 +128,66 @@ class Pictures(Source):
         inputs: dict[str, Any] = {"prompt": row.prompt} if "prompt" in wanted else {}
         for name, file in row.files.items():
             if name in wanted:
-                inputs[name] = picture.to_tensor(self._picture(file, row.size, look))  # uint8 [3, H, W]
+                several = [self._loaded(one, row, look) for one in each(file)]
+                inputs[name] = several if isinstance(file, tuple) else several[0]
         return inputs
 
-    def _picture(self, file: File, size: tuple[int, int], look: Look) -> Image.Image:
+    def _loaded(self, file: File, row: Row, look: Look) -> Tensor:
         try:
-            upright = picture.read(file, self.config.max_pixels, tuple(self.config.ground))
+            return self._decoded(file, row, look)
         except picture.PictureFault as error:
             raise DataError([f"{file}: {error}"], "repair or remove it; data.check=full finds such files early") from error
+
+    def _decoded(self, file: File, row: Row, look: Look) -> Tensor:
+        """uint8 [3, H, W] with (H, W) = row.size. Raises PictureFault."""
+        upright = picture.read(file, self.config.max_pixels, tuple(self.config.ground))
+        return picture.to_tensor(self._shaped(upright, row.size, look))
+
+    def _shaped(self, upright: Image.Image, size: tuple[int, int], look: Look) -> Image.Image:
         return self.config.geometry.apply(ImageOps.mirror(upright) if look.flipped else upright, size, look.at)
 
     def fingerprints(self, row: Row, hash_file: HashFile) -> dict[str, bytes]:
-        given = {name: value for name, value in asdict(self.config.geometry).items() if value is not None}
-        geometry = {**given, "mode": self.config.geometry.mode.value}
-        versions = {"decoding": picture.DECODING, "resizing": RESIZING, "pillow": PIL.__version__}
-        rules = {**versions, "ground": self.config.ground, "geometry": geometry}
         look = row.extra.get("look", Look(row.prompt))
         seen = [] if (look.flipped, look.at) == (False, CENTRE) else [look.flipped, look.at]
         first = next(iter(row.files))
         return {
             "prompt": digest("prompt", row.prompt),
             # A further picture is cut to the size of the first one.
-            **{name: digest("picture", content(file, hash_file), rules, *([] if name == first else [row.size]), *seen)
+            **{name: self._content(file, hash_file, [self._rules, *([] if name == first else [row.size]), *seen])
                for name, file in row.files.items()},
         }  # fmt: skip
 
-    def _look_at(self, entry: Entry, near: _Near) -> tuple[tuple[int, int], list[str]]:
-        """(height, width) after geometry, and everything that is wrong with the row's pictures and captions."""
-        sizes, reasons = [], []
-        for name, file in entry.files.items():
+    def _content(self, file: File | tuple[File, ...], hash_file: HashFile, rules: Sequence[Any]) -> bytes:
+        if isinstance(file, tuple):
+            return digest("pictures", [self._content(one, hash_file, rules) for one in file])
+        return digest("picture", content(file, hash_file), *rules)
+
+    @cached_property
+    def _rules(self) -> Encoded:
+        return encoded(self._made_by())
+
+    def _made_by(self) -> dict[str, Any]:
+        """All that makes a picture from a file's bytes."""
+        given = {name: value for name, value in asdict(self.config.geometry).items() if value is not None}
+        geometry = {**given, "mode": self.config.geometry.mode.value}
+        versions = {"decoding": picture.DECODING, "resizing": RESIZING, "pillow": PIL.__version__}
+        return {**versions, "ground": self.config.ground, "geometry": geometry}
+
+    def _look_at(self, entry: Entry, near: _Near) -> tuple[dict[str, Any], list[str]]:
+        """What the row's first picture gives it, and everything that is wrong with its pictures and captions."""
+        fits, reasons = [], []
+        for name, file in ((name, file) for name, given in entry.files.items() for file in each(given)):
             said = "" if len(entry.files) == 1 else f"{name} {file.name} "
-            if why := absence(file):
-                reasons.append(f"{file} {why}{near.hint(file)}")
-                continue
             try:
-                own = picture.check(file, self.config.max_pixels, self._full)
-                sizes.append(self.config.geometry.target(*own))
+                fits.append(self._fit(file))
             except (picture.PictureFault, ValueError) as error:
-                reasons.append(f"{said}{error}")
-        return (sizes[0] if sizes else (0, 0)), [*reasons, *entry.faults]
+                why = absence(file)
+                reasons.append(f"{file} {why}{near.hint(file)}" if why else f"{said}{error}")
+        return (fits[0] if fits else {}), [*reasons, *entry.faults]
+
+    def _fit(self, file: File) -> dict[str, Any]:
+        """What a row gets from its first picture, `size` at least. Raises PictureFault, ValueError."""
+        return {"size": self.config.geometry.target(*picture.check(file, self.config.max_pixels, self._full))}
 
     @property
     def _full(self) -> bool:
@@ -172,13 +197,14 @@ class Pictures(Source):
             c.check is Check.auto and (c.on_error is OnError.skip or not self.read_before_training)
         )
 
-    def _rows(self, entry: Entry, size: tuple[int, int]) -> list[Row]:
+    def _rows(self, entry: Entry, fit: Mapping[str, Any]) -> list[Row]:
         """One, or one for each caption."""
-        row = partial(Row, size=size, source=next(iter(entry.files.values())), files=entry.files)
+        more, shape = fit.get("extra", {}), {name: value for name, value in fit.items() if name != "extra"}
+        row = partial(Row, source=next(iter(entry.files.values())), files=entry.files, **shape)
         if len(entry.captions) == 1 or self.config.augment.caption.several is Several.random:
-            return [row(id=entry.id, prompt=entry.captions[0], extra={"captions": entry.captions})]
+            return [row(id=entry.id, prompt=entry.captions[0], extra={**more, "captions": entry.captions})]
         return [
-            row(id=f"{entry.id}#{digest(caption).hex()[:ID_HEX]}", prompt=caption, extra={"captions": [caption]})
+            row(id=f"{entry.id}#{digest(caption).hex()[:ID_HEX]}", prompt=caption, extra={**more, "captions": [caption]})
             for caption in entry.captions
         ]
 
@@ -193,6 +219,10 @@ class Pictures(Source):
             raise DataError(lines, f"data.path: {which} cannot be used; {remedy}{found.unread}")
         if found.ignored:
             log.info("%s: %d hidden or other files ignored%s", self.place(), found.ignored, found.unread)
+
+
+def each(file: File | tuple[File, ...]) -> tuple[File, ...]:
+    return file if isinstance(file, tuple) else (file,)
 
 
 class _Near:

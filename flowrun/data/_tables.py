@@ -50,7 +50,7 @@ def read_table(path: Path, key_column: str, text_column: str) -> list[Line]:
 def table_file(path: str | None) -> Path:
     """`path` as a file that is there. Raises ConfigError."""
     if path is None:
-        raise ConfigError("data.path", "names no file", "give data.path=FILE")
+        raise ConfigError("data.path", "names no table", "give data.path=FILE")
     table = Path(path).expanduser().absolute()
     if (why := missing(table)) and why != "does not exist":
         raise ConfigError("data.path", f"{table} {why}", "give a table that you may read")

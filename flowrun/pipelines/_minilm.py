@@ -34,7 +34,7 @@ class MiniLM(nn.Module):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.tokenizer = tokenizer(folder)
         with _without_bar():
             self.network = AutoModel.from_pretrained(folder, local_files_only=True)
 
@@ -81,6 +81,10 @@ def outline(folder: Path) -> nn.Module:
     """MiniLM's network without weights, in a module that calls it as MiniLM does."""
     with torch.device("meta"):
         return nn.ModuleDict({"network": AutoModel.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))})
+
+
+def tokenizer(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def configuration(folder: Path) -> Mapping[str, Any]:

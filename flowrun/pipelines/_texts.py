@@ -16,9 +16,14 @@ def turn(tokenizer: Any, enable_thinking: bool) -> int:
     return len(tokenizer(said)["input_ids"])
 
 
+def no_template(tokenizer: Any) -> int:
+    return 0
+
+
 def long_texts(name: str, tokenizer: Callable[[], Any], most: int, texts: Sequence[str],
-               around: Callable[[Any], int]) -> list[str]:  # fmt: skip
-    """One warning that counts and names the texts of more than `most` tokens, or none. name: the tokenizer's.
+               around: Callable[[Any], int] = no_template, rest: str = "is cut off") -> list[str]:  # fmt: skip
+    """One warning that counts and names the texts of more than `most` tokens, or none. name: the tokenizer's. rest: what
+    becomes of what is too much.
 
     around: how many of them a tokenizer's template takes. A token is at least one byte, so most texts need no counting, and
     without long ones the tokenizer is not asked for."""
@@ -32,5 +37,5 @@ def long_texts(name: str, tokenizer: Callable[[], Any], most: int, texts: Sequen
     if not cut:
         return []
     more = f" and {len(cut) - NAMED} more" if len(cut) > NAMED else ""
-    what = f"{name} takes {most} tokens and {len(cut)} of {len(different)} texts have more: the rest is cut off"
+    what = f"{name} takes {most} tokens and {len(cut)} of {len(different)} texts have more: the rest {rest}"
     return [f"{what} ({'; '.join(cut[:NAMED])}{more})"]

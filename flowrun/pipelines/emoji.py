@@ -8,7 +8,6 @@ L text tokens.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +21,10 @@ from flowrun.config import ConfigError
 from flowrun.flow.path import wide
 from flowrun.flow.schedule import sigmas
 from flowrun.graph import Unit
-from flowrun.launch import OWN
 from flowrun.pipelines import Component, Pipeline, Shape
 from flowrun.pipelines import _minilm as minilm
 from flowrun.pipelines._network import Network, configuration, find_weights
-
-log = logging.getLogger(__name__)
+from flowrun.pipelines._texts import long_texts
 
 KEY = "model.components.transformer"
 
@@ -187,20 +184,21 @@ class EmojiPipeline(Pipeline):
         c = self.config.latents
         return pixel_shuffle(wide(latents) * c.std + c.mean, c.patch).clamp(-1, 1)  # [B, 3, H, W]
 
+    def long_texts(self, texts: Sequence[str]) -> list[str]:
+        rest = "only counts in the pooled embedding (model.text_tokens)"
+        return long_texts("all-MiniLM-L6-v2", lambda: minilm.tokenizer(self.minilm_folder), self.config.text_tokens, texts, rest=rest)
+
     def _text(self, ctx: Any, prompt: str) -> dict[str, Tensor]:
         """prompt_embeds: [L, 384], the first L hidden states, zeros after the last; pooled: [384], the mean of all."""
-        return self._cut(prompt, ctx.models["text_encoder"](prompt))
+        return self._cut(ctx.models["text_encoder"](prompt))
 
     def _texts(self, ctx: Any, rows: Sequence[Mapping[str, str]]) -> list[dict[str, Tensor]]:
         prompts = [row["prompt"] for row in rows]
-        return list(map(self._cut, prompts, ctx.models["text_encoder"].rows(prompts)))
+        return list(map(self._cut, ctx.models["text_encoder"].rows(prompts)))
 
-    def _cut(self, prompt: str, hidden: Tensor) -> dict[str, Tensor]:
+    def _cut(self, hidden: Tensor) -> dict[str, Tensor]:
         """hidden: [tokens, 384]."""
         length = self.config.text_tokens
-        if len(hidden) > length:
-            log.warning("%r has %d tokens: the transformer attends to the first %d (model.text_tokens), the rest only "
-                        "counts in the pooled embedding", prompt, len(hidden), length, extra=OWN)  # fmt: skip
         cut = hidden[:length]
         return {
             "prompt_embeds": pad(cut, (0, 0, 0, length - len(cut))),  # [L, 384]

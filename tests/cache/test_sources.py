@@ -77,8 +77,8 @@ def test_equal_files_at_two_paths_are_both_read_and_equal(root: Path, tmp_path: 
 def test_full_verification_reads_again_and_corrects_what_was_remembered(
     root: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stamp = sources._stamp(picture)
-    monkeypatch.setattr(sources, "_stamp", lambda path: stamp)  # a change that leaves no trace
+    stamp = sources._stamp(picture, picture.stat())
+    monkeypatch.setattr(sources, "_stamp", lambda path, status: stamp)  # a change that leaves no trace
     _, before = reads(root, picture)
     with open(picture, "r+b") as file:
         file.write(b"PICTURE")

@@ -25,7 +25,7 @@ WHOLE = {"file": "txt", "field": "caption", "lines": "whole"}
 
 
 def make(path: Path | str | None, **changes: Any) -> Folder:
-    node = {"source": "folder", "path": None if path is None else str(path), "on_error": "stop", "check": "full",
+    node = {"source": "folder", "path": None if path is None else str(path), "on_error": "stop", "pictures": {}, "check": "full",
             "max_pixels": 10_000_000, "ground": [255, 255, 255], "geometry": FIXED, "caption": WHOLE, "augment": PLAIN,
             **changes}  # fmt: skip
     return Folder(SOURCES.build("data", Folder, node))

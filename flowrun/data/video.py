@@ -1,0 +1,143 @@
+"""A folder of videos and of folders of frames, searched through its sub-folders, each with its caption beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrun.cache.key import digest
+from flowrun.config import ConfigError
+from flowrun.data import Row, _clip
+from flowrun.data import _picture as picture
+from flowrun.data._augment import Look
+from flowrun.data._beside import Beside, folder, tell_shared
+from flowrun.data._clip import Clip, Frames
+from flowrun.data._listing import Listing, list_folder
+from flowrun.data._picture import PictureFault
+from flowrun.data._pictures import Found
+from flowrun.files import HashFile
+
+
+class Start(Enum):
+    first = "first"  # from the first frame on
+    centre = "centre"  # as much is left out before as after
+
+
+@dataclass(kw_only=True, slots=True)
+class Length:
+    """multiple x n + plus frames for some n: as many as the video has, from `least` to `most`."""
+
+    least: int
+    most: int
+    multiple: int
+    plus: int
+
+    def __post_init__(self) -> None:
+        if self.multiple < 1 or self.plus < 0:
+            raise ConfigError("data.frames", f"is {self.multiple} n + {self.plus}", "multiple is 1 or more, plus 0 or more")
+        if not 1 <= self.least <= self.most:
+            raise ConfigError("data.frames.least", f"is {self.least}, and most is {self.most}", "give 1 or more, and at most `most`")
+        if not self._fits(self.most):
+            near = self.of(self.most)
+            fix = f"give {near or self.plus} or {(near or self.plus) + self.multiple}"
+            raise ConfigError("data.frames.most", f"is {self.most}, which is not {self.multiple} n + {self.plus}", fix)
+
+    def of(self, there: int) -> int | None:
+        """How many are taken of so many; None when they are too few."""
+        count = (min(there, self.most) - self.plus) // self.multiple * self.multiple + self.plus
+        return count if count >= max(self.least, self.plus, 1) else None
+
+    def _fits(self, count: int) -> bool:
+        return count >= self.plus and (count - self.plus) % self.multiple == 0
+
+
+class Video(Beside):
+    """Gives `video`. Rows named by path relative to `path`: "cats/tom.mp4", a folder of frames "cats/tom"."""
+
+    names = ("video", "prompt")
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Beside.Config):
+        frames: Length
+        fps: float | None
+        start: Start
+
+        def __post_init__(self) -> None:
+            Beside.Config.__post_init__(self)
+            if self.fps is not None and not self.fps > 0:
+                raise ConfigError("data.fps", f"is {self.fps}", "give frames per second, or null for the file's own")
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if find_spec("av") is None:
+            raise ConfigError("data.source", "video needs the package av", "pip install 'flowrun[video]'")
+
+    def find(self) -> Found:
+        root = folder(self.config.path)
+        ending = self.config.caption.ending
+        listing = list_folder(root, ending, (*_clip.EXTENSIONS, *picture.EXTENSIONS), folders=True)
+        clips = _clips(root, listing)
+        if not clips and not listing.faults:
+            kinds = f"videos end in {', '.join(_clip.EXTENSIONS)}; frames lie in a sub-folder for each video"
+            raise ConfigError("data.path", f"{root} holds no videos ({listing.ignored} other files)", kinds)
+        tell_shared(list(clips), ending)
+        entries = [self._entry(root, listing, name, {"video": clip}) for name, clip in clips.items()]
+        return Found([*self._unlisted(root, listing), *entries], listing.ignored, listing.unread())
+
+    def _fit(self, file: Clip) -> dict[str, Any]:
+        found = _clip.measure(file, self.config.max_pixels, self._full)
+        times = self._taken(found.times, isinstance(file, Frames))
+        size = self.config.geometry.target(found.height, found.width)
+        return {"size": size, "frames": len(times), "extra": {"times": times}}
+
+    def _taken(self, times: Sequence[float], as_they_are: bool) -> tuple[float, ...]:
+        """Which of the frames, by time. Raises PictureFault when there are too few."""
+        fps, rule = None if as_they_are else self.config.fps, self.config.frames
+        if fps is not None:
+            count = math.floor((times[-1] - times[0]) * fps + 1e-6) + 1
+            times = [times[0] + number / fps for number in range(count)]
+        length = rule.of(len(times))
+        if length is None:
+            least = max(rule.least, rule.plus)
+            raise PictureFault(f"is too short: {len(times)} frames{'' if fps is None else f' at {fps:g} per second'}, {least} are needed")
+        first = 0 if self.config.start is Start.first else (len(times) - length) // 2
+        return tuple(times[first : first + length])
+
+    def _decoded(self, file: Clip, row: Row, look: Look) -> Tensor:
+        """uint8 [F, 3, H, W], every frame cut alike. Raises PictureFault."""
+        frames = _clip.read(file, row.extra["times"], self.config.max_pixels, tuple(self.config.ground))
+        return torch.stack([picture.to_tensor(self._shaped(frame, row.size, look)) for frame in frames])
+
+    def _content(self, file: Clip, hash_file: HashFile, rules: Sequence[Any]) -> bytes:
+        frames = [hash_file(one) for one in file.files()] if isinstance(file, Frames) else hash_file(file)
+        return digest("video", frames, *rules)
+
+    def _made_by(self) -> dict[str, Any]:
+        c = self.config
+        taken = {"frames": asdict(c.frames), "fps": c.fps, "start": c.start.value}
+        return {**super()._made_by(), **taken, "video": _clip.DECODING, "av": version("av")}
+
+
+def _clips(root: Path, listing: Listing) -> dict[str, Clip]:
+    """Name -> clip, in sorted order; a folder's name ends in `/`. Pictures in the root itself are none, and stay unread."""
+    clips: dict[str, Clip] = {}
+    frames: dict[str, list[str]] = {}
+    for name in listing.pictures:
+        path = PurePosixPath(name)
+        if path.suffix.lower() in _clip.EXTENSIONS:
+            clips[name] = root / name
+        elif path.parent.name:
+            frames.setdefault(f"{path.parent}/", []).append(path.name)
+        else:
+            listing.add_others(root, [*listing.others.get(root, []), path.name])
+    clips |= {name: Frames(root / name, tuple(files)) for name, files in frames.items()}
+    return dict(sorted(clips.items()))
