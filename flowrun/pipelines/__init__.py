@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from diffusers import ModelMixin
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -149,7 +150,11 @@ class Pipeline(ABC):
 
 
 def _own_weights(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Copy and place every weight: one mapped from a file may be misaligned, which changes a network's last bits."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        kept = dtype if tensor.is_floating_point() else tensor.dtype
+    """Copy and place every weight: one mapped from a file may be misaligned, which changes a network's last bits.
+
+    Parts that a network of diffusers names as too delicate for half precision are held in fp32, as diffusers holds them."""
+    delicate = set(getattr(module, "_keep_in_fp32_modules", None) or ()) if isinstance(module, ModelMixin) else set()
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        wanted = torch.promote_types(dtype, torch.float32) if delicate & set(name.split(".")) else dtype
+        kept = wanted if tensor.is_floating_point() else tensor.dtype
         tensor.data = tensor.data.to(device=device, dtype=kept, copy=True)

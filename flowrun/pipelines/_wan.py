@@ -112,7 +112,7 @@ class Wan(CausalVideoVae, DiffusersPipeline):
 
     def predicted(self, network: nn.Module, prepared: Prepared, x: Tensor, time: Tensor) -> Tensor:
         """The network's output at x [B, C, f, h, w] and time [B]: the shape of x, fp32."""
-        dtype = next(network.parameters()).dtype
+        dtype = next(weight for name, weight in network.named_parameters() if "patch_embedding" in name).dtype  # others stay fp32
         # the block in diffusers tells the time in the precision of the weights, its pipeline in fp32: bf16 cannot tell 750 from 752
         out = network(
             hidden_states=self.seen(prepared, x).to(dtype).contiguous(),
