@@ -118,8 +118,11 @@ def _train(assembly: Assembly) -> list[str]:
     adapter = assembly.adapter
     how = f"{VARIANTS[adapter.variant]} rank {adapter.rank}" if adapter.kind is Kind.lora else "all weights"
     rows = f"{run.train.batch_size} rows x {run.train.accumulate} accumulated x {run.processes} processes"
+    least, greatest = assembly.pipeline.trained_range
+    part = [] if (least, greatest) == (0.0, 1.0) else [f"noise levels from {least:.4g} to {greatest:.4g}, where it is asked"]
     return [
         f"{', '.join(assembly.trained)}: {how}, {run.precision.value}",
+        *part,
         f"{amount(assembly.steps, 'step')} of {rows}, {batches.epoch_of(assembly.steps):.1f} epochs",
         f"{run.optimizer.name} lr {run.optimizer.lr:g}, {run.optimizer.schedule}, average of weights {run.optimizer.ema:g}",
     ]

@@ -45,7 +45,7 @@ class Wan(CausalVideoVae, DiffusersPipeline):
 
     def correct(self, workflow: SequentialPipelineBlocks) -> None:
         if not is_ftfy_available():
-            raise ConfigError("model.pipeline", "Wan cleans captions with ftfy, which is not installed", "pip install ftfy")
+            raise ConfigError("model.pipeline", "Wan cleans captions with ftfy, which is not installed", "pip install 'flowrun[video]'")
         workflow.sub_blocks["text_encoder"] = OnePrompt()
 
     def check(self) -> None:
