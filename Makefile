@@ -6,7 +6,7 @@ PINNED := -c .ci/constraints.txt
 export OMP_NUM_THREADS ?= 2
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: run test test-all bench lint clean
+.PHONY: run test test-all bench families lint clean
 
 run: $(VENV)/installed
 	$(PY) -m flowrun
@@ -19,6 +19,10 @@ test-all: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(PY) tests/bench/run.py
+
+# The table of model families in README.md.
+families: $(VENV)/installed
+	$(PY) -m flowrun.families
 
 lint: $(VENV)/installed
 	$(PY) -m ruff check flowrun tests notebooks

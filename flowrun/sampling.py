@@ -94,7 +94,7 @@ def denoise(pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapp
 
     with torch.no_grad(), evaluating(*networks), cache.walk():
         prepared = {name: pipeline.begin(given, sigmas[:-1], torch.cat([noise] * copies)) for name, given in branches.items()}
-        return solve(velocity, noise, sigmas)
+        return solve(velocity, pipeline.start(noise, sigmas), sigmas)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ LAYERS = (
     "algorithms adapters optim checkpoint sampling batches variants prompts remembered feed shelf library grids remembered",
     "stages",
     "run checks plan explain contact rundir session nearest",
-    "finished teacher distilled decoded",
+    "finished teacher distilled decoded families",
     "sweep cli __main__",
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from flowrun import sampling
 from flowrun.flow.schedule import sigmas
-from flowrun.pipelines import Pipeline
 from flowrun.pipelines.emoji import EmojiPipeline
 from flowrun.registry import PIPELINES
+from tests.stubs import FlowStub
 
 TRANSFORMER = {
     "in_channels": 192, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2,
@@ -70,16 +70,14 @@ def test_equals_diffusers_scheduler_stepping_the_same_network(
     torch.testing.assert_close(ours, x, atol=1e-5, rtol=0)
 
 
-class Straight:
+class Straight(FlowStub):
     """Stands in for a pipeline whose velocity is known: noise - clean, with clean = the conditions' `clean`."""
 
-    conditions, ragged = ("clean",), ()
-    denoisers, denoiser = ("transformer",), "transformer"
-    guide, guidance_at, joined = Pipeline.guide, Pipeline.guidance_at, Pipeline.joined
+    conditions = ("clean",)
 
-    def __init__(self, start: Tensor) -> None:
-        self.start, self.calls, self.models = (
-            start,
+    def __init__(self, origin: Tensor) -> None:
+        self.origin, self.calls, self.models = (
+            origin,
             [],
             {"transformer": nn.Sequential(nn.Dropout(0.5), nn.Linear(1, 1))},
         )
@@ -91,7 +89,7 @@ class Straight:
         network = self.models["transformer"]
         self.calls.append(SimpleNamespace(rows=len(x), sigma=sigma.tolist(), grad=torch.is_grad_enabled(),
                                           modes=[module.training for module in network.modules()]))  # fmt: skip
-        return self.start.repeat(len(x) // len(self.start), 1) - prepared
+        return self.origin.repeat(len(x) // len(self.origin), 1) - prepared
 
 
 def test_a_straight_path_ends_at_its_clean_end_and_guidance_moves_along_the_difference() -> None:

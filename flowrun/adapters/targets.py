@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from torch.nn import Module
+from torch.nn import Linear, Module
 
 from flowrun.adapters.config import ALL_LINEAR, AUTO, PATTERN, Config
 from flowrun.config import ConfigError
@@ -28,6 +28,16 @@ def resolve(models: Mapping[str, Module], config: Config, own: Mapping[str, Sequ
     if config.targets == AUTO:
         return {name: _auto(name, model, own.get(name, ())) for name, model in models.items()}
     return _listed(models, config.targets)
+
+
+def layers(model: Module, targets: Targets) -> list[str]:
+    """Names of the linear layers that resolved targets mean."""
+    names = [name for name, layer in model.named_modules() if isinstance(layer, Linear)]
+    if targets == ALL_LINEAR:
+        return names
+    if isinstance(targets, str):
+        return [name for name in names if re.fullmatch(targets, name)]
+    return [name for name in names if any(f".{name}".endswith(f".{end}") for end in targets)]
 
 
 def _auto(name: str, model: Module, own: Sequence[str] | str) -> Targets:

@@ -78,7 +78,8 @@ class Distill(Algorithm):
         noise, target = wide(batch[start]), wide(batch[end])                          # [B, ...]
         shape = pipeline.pixel_shape(noise.shape[1:])
         sigmas = pipeline.schedule(self.config.steps, shape).to(noise.device)         # [N + 1], as in sampling
-        x = solve(self._velocity(pipeline, batch, sigmas, noise), noise, sigmas)      # [B, ...]
+        x = pipeline.start(noise, sigmas)                                             # [B, ...]
+        x = solve(self._velocity(pipeline, batch, sigmas, noise), x, sigmas)          # [B, ...]
         squares = (x - target).square()
         error = squares.mean(tuple(range(1, squares.ndim)))                           # [B]
         return StepOut(error.mean(), error.detach(), {})

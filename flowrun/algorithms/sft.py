@@ -3,6 +3,9 @@
     sigma ~ density, within the range of what is trained,  noise ~ N(0, I),  x = (1 - sigma) clean + sigma noise
     loss = mean over rows of  weight(sigma) < (velocity(x, sigma) - (noise - clean))^2 >
 
+A model that is no flow by birth has the loss that it was trained by: `level` makes its noise levels of the draws and
+`error_weight` a factor of the squared error (both in flowrun/pipelines).
+
 With a mask m in [0, 1] the mean < e > over a row's latents becomes  sum m e / sum m.
 """
 
@@ -58,12 +61,15 @@ class Sft(Algorithm):
         c = self.config
         clean = wide(batch[pipeline.target])                                                          # [B, ...]
         ends = pipeline.trained_range
-        sigma = draw(c.density, c.density_mean, c.density_std, c.shift, len(clean), generator, *ends).to(clean.device)  # [B]
+        share = draw(c.density, c.density_mean, c.density_std, c.shift, len(clean), generator, *ends).to(clean.device)  # [B]
+        sigma = pipeline.level(share)                                                                 # [B]
         noise = torch.randn(clean.shape, generator=generator, device=generator.device, dtype=torch.float32).to(clean)
         x = mix(clean, noise, sigma)                                                                  # [B, ...]
         velocity = pipeline.velocity(pipeline.begin(batch, sigma, noise), x, sigma)                   # [B, ...]
         squares = (wide(velocity) - velocity_target(clean, noise)).square()                           # [B, ...]
         error = _mean(squares, batch[MASK]) if c.mask else squares.mean(tuple(range(1, squares.ndim)))    # [B]
+        if (own := pipeline.error_weight(sigma)) is not None:
+            error = own * error                                                                       # [B]
         per_row = error if c.weighting is Weighting.none else weight(c.weighting, sigma) * error      # [B]
         return StepOut(per_row.mean(), per_row.detach(), {"mse": error.detach().mean(), "sigma": sigma.mean()})
 

@@ -31,9 +31,10 @@ from diffusers.modular_pipelines.modular_pipeline import (
     SequentialPipelineBlocks,
 )
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from flowrun.graph import Unit
-from flowrun.modular.blocks import BlockCall, StandIn, call, placed, quiet, state_of, unwrapped
+from flowrun.modular.blocks import BlockCall, StandIn, Through, call, placed, quiet, state_of, unwrapped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,8 @@ class Modular:
         No classifier-free guidance."""
         state = BlockState(**prepared.as_dict())
         state.latents = x
-        setattr(self._denoising, self.denoiser, network)
+        asked = Through(network) if isinstance(network, DistributedDataParallel) else network
+        setattr(self._denoising, self.denoiser, asked)
         for block in self._calling:
             unwrapped(block)(block, self._denoising, state, i=0, t=time)
         return state.noise_pred

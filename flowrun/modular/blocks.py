@@ -13,6 +13,7 @@ from diffusers import ModularPipeline
 from diffusers.configuration_utils import FrozenDict
 from diffusers.modular_pipelines.modular_pipeline import ModularPipelineBlocks, PipelineState
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 
 class StandIn:
@@ -28,6 +29,19 @@ class StandIn:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         raise TypeError(f"a block calls {self.name}, which it does not declare as a component")
+
+
+class Through:
+    """A network in a wrapper that averages its gradients: calls go through the wrapper, all else is asked of the network."""
+
+    def __init__(self, wrapper: DistributedDataParallel) -> None:
+        self.wrapper = wrapper
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self.wrapper.module, attribute)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.wrapper(*arguments, **named)
 
 
 class BlockCall:

@@ -93,6 +93,18 @@ class Pipeline(ABC):
     def schedule(self, steps: int, shape: Shape) -> Tensor:
         """Noise levels to sample rows of this shape at, from 1 to 0: [steps + 1], fp32."""
 
+    def start(self, noise: Tensor, sigmas: Tensor) -> Tensor:
+        """Where sampling from noise [B, C, h, w] along the levels `sigmas` begins."""
+        return noise
+
+    def level(self, share: Tensor) -> Tensor:
+        """Shares of the model's training time in (0, 1], as a task's density draws them, -> noise levels. [B], fp32."""
+        return share
+
+    def error_weight(self, sigma: Tensor) -> Tensor | None:
+        """[B] -> the factor of a velocity's squared error that makes it the loss which the model was trained by; None: 1."""
+        return None
+
     @abstractmethod
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> Any:
         """Batch-level preparation from the `conditions` in `batch`, done once per batch.

@@ -32,11 +32,15 @@ TIME_UNITS = 1000  # what the blocks call time runs from 0 to 1000
 
 
 @dataclass(kw_only=True, slots=True)
-class Config:
+class Saved:
     weights: str | None         # a folder that save_pretrained made, a hub id, or null: random weights of `components`
     components: dict[str, Any]  # settings of each component; beside `weights` only null, which leaves one out
-    max_sequence_length: int    # tokens of a caption that the T5 encoder sees, cut or padded
     target: Target              # draw | mode of what the VAE says of a picture
+
+
+@dataclass(kw_only=True, slots=True)
+class Config(Saved):
+    max_sequence_length: int    # tokens of a caption that the text encoder sees, cut or padded
 
     def __post_init__(self) -> None:
         if self.max_sequence_length < 1:
@@ -147,7 +151,7 @@ class DiffusersPipeline(Pipeline):
 
     def tiled(self, size: Shape) -> tuple[int, int]:
         """(height, width) in pixels -> (h, w) in latents. Raises ConfigError when tokens do not fill it."""
-        side, (height, width) = self.reduction * self.patch, size
+        side, (height, width) = self.tile, size
         if height < side or width < side or height % side or width % side:
             what = f"a picture of {height}x{width} pixels does not divide into tiles of {side}x{side}"
             raise ConfigError("data", what, f"choose sizes that are multiples of {side}")
@@ -194,6 +198,11 @@ class DiffusersPipeline(Pipeline):
     def around(self, tokenizer: Any) -> int:
         """Tokens that stand around a caption and count as its own."""
         return 0
+
+    @property
+    def tile(self) -> int:
+        """A picture's sides are multiples of so many pixels."""
+        return self.reduction * self.patch
 
     @property
     def _vae(self) -> Mapping[str, Any]:

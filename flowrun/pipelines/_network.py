@@ -66,12 +66,13 @@ class Network:
 def configuration(cls: type[ModelMixin], given: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The class's own settings with `given` put in, plain data. Raises ConfigError for unknown names, wrong types."""
     parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    several = {p.name for p in parameters if "tuple" in str(p.annotation).lower()}  # one number, or one for each level
     known = {p.name: list(p.default) if isinstance(p.default, tuple) else p.default for p in parameters}
     for name, value in given.items():
         if name not in known:
             raise ConfigError(f"{key}.{name}", f"is no setting of {cls.__name__}", suggest(name, known))
         default = known[name]
-        if default is not None and type(value) is not type(default):
+        if default is not None and type(value) is not type(default) and not (type(value) is list and name in several):
             raise ConfigError(f"{key}.{name}", f"is {value!r}", f"a value of type {type(default).__name__} is needed")
     return {**known, **given}
 

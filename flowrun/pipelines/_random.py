@@ -82,8 +82,8 @@ class RandomWeights:
     def _with_vocabulary(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of a text encoder, with what it must have in common with its tokenizer."""
         words = self.part(name.replace("text_encoder", "tokenizer"))
-        ids = {"pad_token_id": words.pad_token_id, "bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id}
-        known = {"vocab_size": len(words), **{key: value for key, value in ids.items() if value is not None}}
+        known = {"vocab_size": len(words), "pad_token_id": words.pad_token_id, "bos_token_id": words.bos_token_id,
+                 "eos_token_id": words.eos_token_id}  # fmt: skip
         if "text_config" not in given:
             return {**given, **known}
         marks = {f"{kind}_token_id": words.convert_tokens_to_ids(mark) for kind, mark in VISION_MARKS.items()}

@@ -116,7 +116,8 @@ class SavedWeights:
         if found is None or not any((self.folder / name / file).is_file() for file in CONFIGS):
             kind = self.index.get("_class_name", "pipeline")
             raise ConfigError("model.weights", f"{place}, a {kind}, has no {name}", f"it must have a {cls.__name__} there")
-        if not cls.__name__.startswith("Auto") and _kind(found) != _kind(cls.__name__):
+        anything = cls.__name__.startswith("Auto")  # AutoProcessor: whatever the folder says
+        if not anything and _kind(found) != _kind(cls.__name__):
             what = f"{place} has a {found} as {name}, this model a {cls.__name__}"
             raise ConfigError("model.weights", what, "choose the model option of that family")
         if name in self.names.networks and self.hub_id is None:

@@ -9,19 +9,18 @@ from flowrun.algorithms.distill import Distill
 from flowrun.config import ConfigError
 from flowrun.flow.schedule import sigmas
 from flowrun.graph import Draws, Executor, State, Unit
-from flowrun.pipelines import Pipeline
 from flowrun.registry import ALGORITHMS
+from tests.stubs import FlowStub
 
 
 def distill(steps=2, noise="paired", guidance=1.0):
     return Distill(ALGORITHMS.build("task", Distill, {"steps": steps, "noise": noise, "guidance": guidance}))
 
 
-class Stub:
+class Stub(FlowStub):
     """A pipeline whose velocity is `answer(x, sigma)`; it keeps the levels it was asked at."""
 
-    conditions, target, reduction = (), "target_latents", 8
-    pixel_shape = Pipeline.pixel_shape
+    target, reduction = "target_latents", 8
 
     def __init__(self, answer):
         self.answer, self.levels = answer, []
@@ -102,8 +101,7 @@ def test_what_the_loss_reads_follows_from_where_the_noise_comes_from():
 class Conditioned(Stub):
     """Its velocity is the row's condition, wherever it is asked."""
 
-    conditions, ragged = ("c",), ()
-    guide, guidance_at, joined = Pipeline.guide, Pipeline.guidance_at, Pipeline.joined
+    conditions = ("c",)
 
     def begin(self, batch, levels, noise):
         assert len(batch["c"]) == len(noise)

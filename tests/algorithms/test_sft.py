@@ -9,6 +9,7 @@ import torch
 from flowrun.algorithms.sft import Sft
 from flowrun.config import ConfigError
 from flowrun.registry import ALGORITHMS
+from tests.stubs import FlowStub
 
 BASE = {
     "density": "logit_normal",
@@ -29,10 +30,10 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-class Stub:
+class Stub(FlowStub):
     """A pipeline whose velocity is `answer(clean, noise, x, sigma)`; it keeps what it was asked."""
 
-    target, trained_range = "target_latents", (0.0, 1.0)
+    target = "target_latents"
 
     def __init__(self, answer):
         self.answer = answer

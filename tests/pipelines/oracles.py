@@ -27,7 +27,7 @@ class Oracle:
         parts = {name: ours.weights.part(name) for name in ours.names.parts}
         self.whole: DiffusionPipeline = getattr(diffusers, self.cls)(**ours.models, **parts)
         self.whole.set_progress_bar_config(disable=True)
-        self.tokens = ours.config.max_sequence_length
+        self.tokens = getattr(ours.config, "max_sequence_length", None)
 
     def embeddings(self, prompts: Sequence[str]) -> list[dict[str, Tensor]]:
         """The conditions of each prompt, encoded together."""
@@ -51,6 +51,18 @@ class Oracle:
         """The VAE's sample or mean of a picture, [1, ...] -> the network's [C, h, w]."""
         return ((raw - self.whole.vae.config.shift_factor) * self.whole.vae.config.scaling_factor)[0]
 
+    def levels(self) -> Tensor:
+        """Noise levels of the last sampling, from 1 to 0."""
+        return self.whole.scheduler.sigmas
+
+    def answer(self, velocity: Tensor, x: Tensor, sigma: Tensor) -> Any:
+        """What the network has to return for this velocity at x and sigma, [B, C, h, w] each and [B]."""
+        return (velocity,)
+
+    def told(self, sigma: Tensor) -> Tensor:
+        """The time that the network is told. [B]"""
+        return sigma
+
     def posterior(self, image: Tensor) -> Any:
         """Of the VAE, for uint8 [3, H, W]."""
         return self.whole.vae.encode(self.whole.image_processor.preprocess(image[None] / 255)).latent_dist
@@ -63,6 +75,9 @@ class Oracle:
 
 class SD3(Oracle):
     cls = "StableDiffusion3Pipeline"
+
+    def told(self, sigma: Tensor) -> Tensor:
+        return 1000 * sigma
 
     def embeddings(self, prompts: Sequence[str]) -> list[dict[str, Tensor]]:
         found = self.whole.encode_prompt(list(prompts), None, None, max_sequence_length=self.tokens)
@@ -79,6 +94,9 @@ class Flux(Oracle):
     def said(self, prompts: Sequence[str], guidance: float) -> dict[str, Any]:
         negative = {"negative_prompt": [""] * len(prompts), "true_cfg_scale": guidance} if guidance != 1 else {}
         return {"guidance_scale": self.ours.config.guidance, **negative}
+
+    def answer(self, velocity: Tensor, x: Tensor, sigma: Tensor) -> Any:
+        return (self.packed(velocity),)
 
     def packed(self, noise: Tensor) -> Tensor:
         return self.whole._pack_latents(noise, *noise.shape)
@@ -108,6 +126,10 @@ class Flux2(Oracle):
         return vae.decode(self.whole._unpatchify_latents(squares)).sample.clamp(-1, 1)
 
 
+    def answer(self, velocity: Tensor, x: Tensor, sigma: Tensor) -> Any:
+        return (self.whole._pack_latents(velocity),)
+
+
 class Flux2Klein(Flux2):
     cls = "Flux2KleinPipeline"
     guided = True
@@ -126,6 +148,9 @@ class QwenImage(Oracle):
 
     def said(self, prompts: Sequence[str], guidance: float) -> dict[str, Any]:
         return {"negative_prompt": [""] * len(prompts), "true_cfg_scale": guidance} if guidance != 1 else {"true_cfg_scale": 1.0}
+
+    def answer(self, velocity: Tensor, x: Tensor, sigma: Tensor) -> Any:
+        return (self.packed(velocity),)
 
     def packed(self, noise: Tensor) -> Tensor:
         return self.whole._pack_latents(noise, *noise.shape)
@@ -152,7 +177,43 @@ class ZImage(Oracle):
     def said(self, prompts: Sequence[str], guidance: float) -> dict[str, Any]:
         return {"guidance_scale": guidance - 1}  # there cond + g (cond - uncond)
 
+    def answer(self, velocity: Tensor, x: Tensor, sigma: Tensor) -> Any:
+        return (list(-velocity[:, :, None]),)
+
+    def told(self, sigma: Tensor) -> Tensor:
+        return 1 - sigma
+
+
+class SDXL(Oracle):
+    cls = "StableDiffusionXLPipeline"
+
+    def embeddings(self, prompts: Sequence[str]) -> list[dict[str, Tensor]]:
+        found, _, pooled, _ = self.whole.encode_prompt(list(prompts), do_classifier_free_guidance=False)
+        return [{"prompt_embeds": e, "pooled_prompt_embeds": p} for e, p in zip(found, pooled, strict=True)]
+
+    def sampled(self, noise: Tensor, prompts: Sequence[str], steps: int, guidance: float) -> Tensor:
+        height, width = (self.ours.reduction * side for side in noise.shape[-2:])
+        return self.whole(list(prompts), height=height, width=width, num_inference_steps=steps, guidance_scale=guidance,
+                          negative_prompt=[""] * len(prompts), latents=noise, output_type="pt").images  # fmt: skip
+
+    def answer(self, velocity: Tensor, x: Tensor, sigma: Tensor) -> Any:
+        return (x + (1 - sigma.view(-1, 1, 1, 1)) * velocity,)  # the noise
+
+    def told(self, sigma: Tensor) -> Tensor:
+        return self.whole.scheduler.timesteps[(self.levels()[:-1, None] - sigma).abs().argmin(0)]
+
+    def levels(self) -> Tensor:
+        ratios = self.whole.scheduler.sigmas.double()  # of noise to clean
+        return (ratios / (1 + ratios)).float()
+
+    def latents(self, raw: Tensor) -> Tensor:
+        return (raw * self.whole.vae.config.scaling_factor)[0]
+
+    def decoded(self, latents: Tensor) -> Tensor:
+        return self.whole.vae.decode(latents / self.whole.vae.config.scaling_factor).sample.clamp(-1, 1)
+
 
 ORACLES: dict[str, type[Oracle]] = {
     "sd3": SD3, "flux": Flux, "flux2": Flux2, "flux2_klein": Flux2Klein, "qwen_image": QwenImage, "z_image": ZImage,
+    "sdxl": SDXL,
 }  # fmt: skip

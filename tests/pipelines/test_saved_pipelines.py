@@ -17,9 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from flowrun.config import ConfigError
 from flowrun.pipelines import _saved
-from tests.pipelines.families import CPU, PROMPTS, assembled, encoded, loaded, normal, theirs
+from tests.pipelines.families import CPU, FAMILIES, PROMPTS, assembled, encoded, loaded, normal, theirs
 
-OPTIONS = {"sd3_5_medium": "sd3", "sd3_5_large": "sd3", "flux1_dev": "flux"}
+OPTIONS = {
+    "sd3_5_medium": "sd3", "sd3_5_large": "sd3", "flux1_dev": "flux", "flux2_dev": "flux2", "flux2_klein_base_4b": "flux2_klein",
+    "qwen_image": "qwen_image", "z_image": "z_image", "sdxl": "sdxl",
+}  # fmt: skip
 every = pytest.mark.parametrize("option", OPTIONS)
 
 
@@ -31,9 +34,17 @@ def hash_file(path: Path) -> bytes:
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Family -> a folder by diffusers' save_pretrained. Not to be changed."""
     root = tmp_path_factory.mktemp("saved")
-    for family in ("sd3", "flux"):
+    for family in FAMILIES:
         theirs(family).save_pretrained(root / family)
-    return {family: root / family for family in ("sd3", "flux")}
+    return {family: root / family for family in FAMILIES}
+
+
+def again(option: str, folder: Path, *overrides: str, seed: int = 0) -> Any:
+    """The public checkpoint's option on the tiny saved pipeline."""
+    tiny = loaded(OPTIONS[option]).config
+    small = {name: getattr(tiny, name, None) for name in ("max_sequence_length", "text_encoder_out_layers")}
+    settings = [f"model.{name}={value}" for name, value in small.items() if value is not None]
+    return assembled(option, f"model.weights={folder}", *settings, *overrides, seed=seed)
 
 
 @pytest.fixture
@@ -53,16 +64,16 @@ def identities(pipeline: Any) -> dict[str, bytes]:
 @every
 def test_a_saved_pipeline_computes_what_it_did(option: str, originals: dict[str, Path]) -> None:
     family = OPTIONS[option]
-    again = assembled(option, f"model.weights={originals[family]}", "model.max_sequence_length=77", seed=5)
-    again.load(again.components(), CPU, torch.float32)
-    first, second = encoded(loaded(family), PROMPTS), encoded(again, PROMPTS)
+    saved = again(option, originals[family], seed=5)
+    saved.load(saved.components(), CPU, torch.float32)
+    first, second = encoded(loaded(family), PROMPTS), encoded(saved, PROMPTS)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    x, sigma = normal(3, 16, 8, 8), torch.tensor([0.1, 0.5, 0.9])
+    x, sigma = normal(3, *saved.latent_shape((64, 64))), torch.tensor([0.1, 0.5, 0.9])
     with torch.no_grad():
-        velocities = [p.velocity(p.begin(first, sigma, x), x, sigma) for p in (loaded(family), again)]
+        velocities = [p.velocity(p.begin(first, sigma, x), x, sigma) for p in (loaded(family), saved)]
     assert torch.equal(*velocities)
-    assert torch.equal(loaded(family).decode(x), again.decode(x))
-    assert torch.equal(loaded(family).schedule(4, (64, 64)), again.schedule(4, (64, 64)))
+    assert torch.equal(loaded(family).decode(x), saved.decode(x))
+    assert torch.equal(loaded(family).schedule(4, (64, 64)), saved.schedule(4, (64, 64)))
 
 
 def test_a_guidance_must_fit_the_saved_transformer(originals: dict[str, Path]) -> None:

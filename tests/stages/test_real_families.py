@@ -31,6 +31,7 @@ from tests.stages.test_split_equals_whole import NoStore
 
 both = pytest.mark.parametrize("family", ["sd3", "flux"])
 every = pytest.mark.parametrize("family", FAMILIES)
+core = pytest.mark.parametrize("family", [f if f in ("sd3", "flux") else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES])
 STEPS = 6
 FAST = (
     "tracker=[csv]", "sample.prompts=[]", "train.log_every=1", "train.batch_size=2", f"train.steps={STEPS}",
@@ -40,8 +41,14 @@ SMALL = ("data.captions=[red apple,green apple,pear,lemon]", "data.size=64", *FA
 LORA = ("adapter=lora", "adapter.rank=4", "adapter.alpha=12", "optimizer.lr=0.02")
 
 
+def denoiser(family: str) -> str:
+    return "unet" if family == "sdxl" else "transformer"
+
+
 def train(runs: Runs, family: str, *overrides: str) -> Path:
-    assert cli.main([f"model={family}_tiny", *SMALL, *overrides]) == 0
+    """overrides may choose what is trained; else it is the denoiser."""
+    key = "adapter.lora_base_model" if "adapter=lora" in overrides else "task.trainable_models"
+    assert cli.main([f"model={family}_tiny", *SMALL, f"{key}=[{denoiser(family)}]", *overrides]) == 0
     return runs.newest("train")
 
 
@@ -70,17 +77,18 @@ def fresh(family: str) -> Oracle:
     return ORACLES[family](pipeline)
 
 
-@every
+@core
 def test_all_weights_in_two_stages_as_in_one_and_back_in_diffusers(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     run = both_ways(runs, monkeypatch, family)
     assert stages(run) == {"text_encoder": "cache", "target_moments": "cache", "target_latents": "train"}
-    first = fresh(family).whole.transformer
-    saved = dict(type(first).from_pretrained(run / "model" / "transformer").named_parameters())
+    network = denoiser(family)
+    first = getattr(fresh(family).whole, network)
+    saved = dict(type(first).from_pretrained(run / "model" / network).named_parameters())
     trained = Checkpoints(run / "checkpoints", 1).newest().tensors["trained"]
-    assert trained.keys() == {f"transformer.{name}" for name in saved}
-    assert all(torch.equal(value, trained[f"transformer.{name}"]) for name, value in saved.items())
+    assert trained.keys() == {f"{network}.{name}" for name in saved}
+    assert all(torch.equal(value, trained[f"{network}.{name}"]) for name, value in saved.items())
     start = dict(first.named_parameters())
     assert sum(not torch.equal(saved[name], start[name]) for name in start) > len(start) / 2
 
@@ -92,13 +100,13 @@ def test_an_adapter_in_two_stages_as_in_one_and_in_diffusers(
     run = both_ways(runs, monkeypatch, family, *LORA)
     ours = make(family)
     ours.load(ours.components(), CPU, torch.float32)
-    config = adapters.Config(kind=adapters.Kind.lora, variant=Variant.lora, lora_base_model=["transformer"], targets="auto",
+    config = adapters.Config(kind=adapters.Kind.lora, variant=Variant.lora, lora_base_model=[denoiser(family)], targets="auto",
                              rank=4, alpha=12.0, dropout=0.0, init_from=str(run / "model"))  # fmt: skip
     adapters.attach(ours.models, [], config, ours.lora_targets, seed=0)
     oracle, noise, guidance = fresh(family), normal(1, *ours.latent_shape(SIZE)), 3.5 if ORACLES[family].guided else 1.0
     before = oracle.sampled(noise, ["a red apple"], 3, guidance)
     oracle.whole.load_lora_weights(str(run / "model"))
-    assert next(iter(oracle.whole.transformer.peft_config.values())).lora_alpha == 12
+    assert next(iter(getattr(oracle.whole, denoiser(family)).peft_config.values())).lora_alpha == 12
     conditions, negative = encoded(ours, ["a red apple"]), encoded(ours, [""])
     drawn = ours.decode(denoise(ours, conditions, negative, noise, ours.schedule(3, SIZE), guidance))
     theirs = oracle.sampled(noise, ["a red apple"], 3, guidance)
@@ -107,10 +115,10 @@ def test_an_adapter_in_two_stages_as_in_one_and_in_diffusers(
     with safe_open(run / "model" / "pytorch_lora_weights.safetensors", "pt") as file:
         keys = list(file.keys())
         assert all(file.get_tensor(key).isfinite().all() for key in keys)
-    assert all(re.fullmatch(r"transformer\.[\w.]+\.lora_[AB]\.weight", key) for key in keys), "no wrapper's names"
+    assert all(re.fullmatch(r"(transformer|unet)\.[\w.]+\.lora_[AB]\.weight", key) for key in keys), "no wrapper's names"
 
 
-@every
+@core
 def test_a_trained_text_encoder_is_live_and_comes_back(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
@@ -122,7 +130,7 @@ def test_a_trained_text_encoder_is_live_and_comes_back(
     assert all(torch.equal(value, trained[f"text_encoder.{name}"]) for name, value in saved.items())
     start = dict(first.named_parameters())
     assert any(not torch.equal(value, start[name]) for name, value in saved.items())
-    assert not (run / "model" / "transformer").exists()
+    assert not (run / "model" / denoiser(family)).exists()
 
 
 @both
@@ -161,7 +169,7 @@ def test_adapters_on_text_encoder_and_transformer_together(
     torch.testing.assert_close(encoded(ours, ["a red apple"])["pooled_prompt_embeds"], after[place], atol=1e-5, rtol=1e-5)
 
 
-@every
+@core
 def test_each_stage_loads_only_what_it_calls(runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     read: list[str] = []
     real = RandomWeights.load
@@ -169,11 +177,11 @@ def test_each_stage_loads_only_what_it_calls(runs: Runs, monkeypatch: pytest.Mon
     encoders = {name for name in make(family).components() if name.startswith("text_encoder")}
     for settings, wanted in (
         (("stage=cache",), {*encoders, "vae"}),
-        (("stage=train",), {"transformer"}),
-        (("stage=train", "sample.prompts=[pear]", "sample.guidance=1", "resume=none"), {"transformer", "vae"}),
+        (("stage=train",), {denoiser(family)}),
+        (("stage=train", "sample.prompts=[pear]", "sample.guidance=1", "resume=none"), {denoiser(family), "vae"}),
     ):
         read.clear()
-        assert cli.main([f"model={family}_tiny", *SMALL, *settings]) == 0
+        train(runs, family, *settings)
         assert set(read) == wanted and len(read) == len(wanted)
 
 
