@@ -7,9 +7,11 @@ where the interrupted one stopped. B batch size, W processes, A accumulated micr
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from flowrun.config import Remainder
 from flowrun.graph import seed_of
 
 
@@ -24,18 +26,33 @@ class Visit:
 class Batches:
     """`window(step, rank)` gives the micro-batches of one optimiser step on one process.
 
-    sizes: one hashable per row; only rows of equal size share a batch. Every row is used `repeat` times per epoch;
-    rows left over when a size is divided by `batch_size` make short batches, none is dropped.
+    sizes: one per row; only rows of equal size share a batch. buckets: size -> how many rows have it. Every row is used
+    `repeat` times per epoch, but for what `remainder` makes of those that fill no batch.
     """
 
-    def __init__(self, sizes: list, batch_size: int, accumulate: int, repeat: int, seed: int, world: int = 1) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[Hashable],
+        batch_size: int,
+        accumulate: int,
+        repeat: int,
+        seed: int,
+        world: int = 1,
+        remainder: Remainder = Remainder.short,
+    ) -> None:
+        """Raises ValueError, with the size, when remainder is drop and a size never fills a batch."""
         self.sizes, self.batch_size, self.accumulate = sizes, batch_size, accumulate
-        self.repeat, self.seed, self.world = repeat, seed, world
-        counts: dict = {}
-        for size in sizes:
-            counts[size] = counts.get(size, 0) + 1
-        self.buckets = dict(sorted(counts.items()))
-        self.per_epoch = sum(-(-count * repeat // batch_size) for count in counts.values())
+        self.repeat, self.seed, self.world, self.remainder = repeat, seed, world, remainder
+        self._rows: dict[Hashable, list[int]] = {}
+        for row, size in enumerate(sizes):
+            self._rows.setdefault(size, []).append(row)
+        self.buckets = {size: len(rows) for size, rows in sorted(self._rows.items())}
+        self.left_over = {size: count * repeat % batch_size for size, count in self.buckets.items()}  # visits per epoch
+        for size, count in self.buckets.items():
+            if remainder is Remainder.drop and count * repeat < batch_size:
+                raise ValueError(size)
+        full = sum(count * repeat // batch_size for count in self.buckets.values())
+        self.per_epoch = full if remainder is Remainder.drop else full + sum(map(bool, self.left_over.values()))
         self._step = self._place = 0  # where `go_on` takes up the sequence
 
     def place(self, step: int, end: int | None = None) -> int:
@@ -77,9 +94,8 @@ class Batches:
     @lru_cache(maxsize=2)  # noqa: B019 - one object per run; neighbours share a window at an epoch's edge
     def _epoch(self, epoch: int) -> list[list[Visit]]:
         shuffle = random.Random(seed_of(self.seed, "order", epoch))
-        visits = [
-            Visit(row, epoch * self.repeat + turn) for turn in range(self.repeat) for row in range(len(self.sizes))
-        ]
+        visits = [Visit(row, epoch * self._turns + turn) for turn in range(self.repeat) for row in range(len(self.sizes))]
+        visits += self._again(epoch)
         shuffle.shuffle(visits)
         open_batches: dict = {size: [] for size in self.buckets}
         batches: list[list[Visit]] = []
@@ -89,6 +105,26 @@ class Batches:
             if len(batch) == self.batch_size:
                 batches.append(batch)
                 open_batches[self.sizes[visit.row]] = []
-        batches += [batch for batch in open_batches.values() if batch]
+        if self.remainder is not Remainder.drop:
+            batches += [batch for batch in open_batches.values() if batch]
         shuffle.shuffle(batches)
         return batches
+
+    def lacking(self, size: Hashable) -> int:
+        """Visits that are drawn again in each epoch, so that no batch of this size is short."""
+        return -self.left_over[size] % self.batch_size if self.remainder is Remainder.repeat else 0
+
+    @property
+    def _turns(self) -> int:
+        """Most visits of one row in one epoch."""
+        return self.repeat + max((-(-self.lacking(size) // count) for size, count in self.buckets.items()), default=0)
+
+    def _again(self, epoch: int) -> list[Visit]:
+        """Further visits: whole turns of a size's rows, then some of them, others in each epoch."""
+        again, draws = [], random.Random(seed_of(self.seed, "again", epoch))
+        for size in self.buckets:
+            rows = self._rows[size]
+            turns, rest = divmod(self.lacking(size), len(rows))
+            drawn = [*rows * turns, *draws.sample(rows, rest)]
+            again += [Visit(row, epoch * self._turns + self.repeat + at // len(rows)) for at, row in enumerate(drawn)]
+        return again

@@ -8,10 +8,12 @@ from torch.nn import Module
 
 from flowrun import adapters
 from flowrun.algorithms import Algorithm
+from flowrun.batches import Batches
 from flowrun.config import ConfigError, Run, Task
-from flowrun.data import Source
+from flowrun.data import Row, Source
 from flowrun.graph.graph import same_branch
 from flowrun.pipelines import Component, Pipeline
+from flowrun.plan import names, pixels
 from flowrun.splitters import Split
 
 
@@ -57,6 +59,19 @@ def check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: 
     used = {*read, *algorithm.reads(pipeline), *Source.names}
     idle = [] if anything else [name for name in source.names if name not in used]
     return [f"data: {name} is read by nothing in this model and task" for name in idle]
+
+
+def make_batches(run: Run, rows: Sequence[Row]) -> Batches:
+    """Raises ConfigError when some rows would be in no batch, ever."""
+    train = run.train
+    try:
+        return Batches([row.shape for row in rows], train.batch_size, train.accumulate, train.repeat, run.seed,
+                       run.processes, train.remainder)  # fmt: skip
+    except ValueError as error:
+        (shape,) = error.args
+        lost = [row.id for row in rows if row.shape == shape]
+        what = f"drop leaves out all rows of {pixels(shape)}, too few for a batch of {train.batch_size}: {names(lost)}"
+        raise ConfigError("train.remainder", what, "use short or repeat, or smaller batches") from error
 
 
 def check_batch(run: Run, part: Split) -> list[str]:

@@ -85,6 +85,14 @@ class Precision(Enum):
     fp16 = "fp16"
 
 
+class Remainder(Enum):
+    """What becomes of the rows of one size that are left over when they are divided into batches."""
+
+    short = "short"  # they make a short batch
+    repeat = "repeat"  # rows of the same size are drawn once more, so that every batch is full
+    drop = "drop"  # they are left out, others in each epoch
+
+
 class Verify(Enum):
     """When a cached value's checksum is read: never, at its first read, or for all of them before the run."""
 
@@ -133,6 +141,7 @@ class Train:
     epochs: int | None
     repeat: int
     batch_size: int
+    remainder: Remainder
     accumulate: int
     checkpoint_every: int
     keep: int

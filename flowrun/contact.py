@@ -36,7 +36,7 @@ def contact_sheet(variants: Variants, rows: Sequence[Row]) -> Image.Image | None
 
 def spread(rows: Sequence[Row]) -> list[int]:
     """Indices of up to SHOWN rows, evenly taken from the rows in order of their sizes."""
-    by_size = sorted(range(len(rows)), key=lambda i: rows[i].size)
+    by_size = sorted(range(len(rows)), key=lambda i: rows[i].shape)
     count = min(SHOWN, len(rows))
     return [by_size[i * len(rows) // count] for i in range(count)]
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from flowrun import rundir
 from flowrun.adapters.config import Kind, Variant
 from flowrun.cache.pace import Work
-from flowrun.config import Stage
-from flowrun.plan import Plan, amount, columns, unit_table
+from flowrun.config import Remainder, Stage
+from flowrun.plan import Plan, amount, columns, names, pixels, unit_table
 from flowrun.remembered import Remembered
 
 if TYPE_CHECKING:
     from flowrun.run import Assembly
 
-NAMED = 3  # rows of a size that fill no batch
 SHOWN = 20  # skipped rows listed by name
 VARIANTS = {Variant.lora: "LoRA", Variant.rslora: "rsLoRA", Variant.dora: "DoRA"}
 
@@ -58,14 +57,20 @@ def _data(assembly: Assembly) -> list[str]:
     return lines + [_bucket(assembly, size, count) for size, count in assembly.batches.buckets.items()]
 
 
-def _bucket(assembly: Assembly, size: tuple[int, int], count: int) -> str:
-    """How many rows have the size; by name those that cannot fill a batch, which train in shorter ones."""
-    train, line = assembly.run.train, f"{size[1]}x{size[0]} pixels: {amount(count, 'row')}"
-    if count * train.repeat >= train.batch_size:
+def _bucket(assembly: Assembly, shape: tuple[int, ...], count: int) -> str:
+    """How many rows have the shape; what becomes of those that fill no batch, by name where all of them do not."""
+    train, line, left = assembly.run.train, f"{pixels(shape)}: {amount(count, 'row')}", assembly.batches.left_over[shape]
+    if count * train.repeat < train.batch_size:
+        rows = names([row.id for row in assembly.rows if row.shape == shape])
+        what = "in short batches" if train.remainder is Remainder.short else "drawn again until it is full"
+        return f"{line}, less than a batch of {train.batch_size}, so {what}: {rows}"
+    if not left:
         return line
-    names = [row.id for row in assembly.rows if row.size == size]
-    more = ", ..." if len(names) > NAMED else ""
-    return f"{line}, less than a batch of {train.batch_size}, so in short batches: {', '.join(names[:NAMED])}{more}"
+    return line + {
+        Remainder.short: f", of which {left} make a short batch in each epoch",
+        Remainder.repeat: f", of which {assembly.batches.lacking(shape)} are drawn again in each epoch",
+        Remainder.drop: f", of which {left} are left out, others in each epoch",
+    }[train.remainder]
 
 
 def _models(assembly: Assembly, encoding: bool) -> list[str]:

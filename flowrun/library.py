@@ -102,12 +102,12 @@ class Library:
 
     def kind(self, job: Job) -> str:
         """What a job runs, as one number: the same for rows of one size that the same code and models encode."""
-        found = job.shelf, job.units, job.row.size
+        found = job.shelf, job.units, job.row.shape
         if found not in self._kinds:
             units = [job.shelf.split.units[i] for i in job.units]
             models = sorted({name for unit in units for name in unit.onload_model_names})
             made_by = [code_identity(unit) for unit in units], [self.identities[name] for name in models]
-            self._kinds[found] = digest("kind of work", *made_by, job.row.size).hex()
+            self._kinds[found] = digest("kind of work", *made_by, job.row.shape).hex()
         return self._kinds[found]
 
     def forecast(self, jobs: Sequence[Job]) -> Work:

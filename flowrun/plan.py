@@ -10,6 +10,8 @@ from flowrun.graph import Param, Unit
 from flowrun.graph.unit import param_name
 from flowrun.splitters import Split
 
+NAMED = 3  # rows in a line
+
 
 @dataclass
 class Plan:
@@ -52,6 +54,17 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows of text in columns as wide as their widest entry."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def pixels(shape: tuple[int, ...]) -> str:
+    """(height, width) or (frames, height, width), as people say it, width first: 17 frames of 64x32 pixels."""
+    *frames, height, width = shape
+    return f"{f'{frames[0]} frames of ' if frames else ''}{width}x{height} pixels"
+
+
+def names(rows: Sequence[str]) -> str:
+    """The first few."""
+    return ", ".join(rows[:NAMED]) + (", ..." if len(rows) > NAMED else "")
 
 
 def amount(count: int, noun: str) -> str:

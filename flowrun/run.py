@@ -13,7 +13,7 @@ from flowrun import adapters, rundir, tracking
 from flowrun.algorithms import Algorithm
 from flowrun.batches import Batches
 from flowrun.cache.key import digest
-from flowrun.checks import check_batch, check_called, check_inputs, check_trained, refuse_accelerators
+from flowrun.checks import check_batch, check_called, check_inputs, check_trained, make_batches, refuse_accelerators
 from flowrun.compose import compose
 from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
 from flowrun.data import Row, Source
@@ -83,7 +83,7 @@ class Assembly:
     @cached_property
     def data_stamp(self) -> str:
         """Equal for equal rows in equal order; with a cache also for equal content, which is known then."""
-        rows = [(row.id, row.prompt, *row.size) for row in self.rows]
+        rows = [(row.id, row.prompt, *row.shape) for row in self.rows]
         content = [self.library.rows.stamp(i) for i in range(len(rows))] if self.library is not None else []
         return digest(*(part for row in rows for part in row), *content).hex()
 
@@ -134,14 +134,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     stages = (Stage.train,) if isinstance(source, Remembered) else _stages(run, task, parts[0])
     for size in {row.size for row in rows}:
         pipeline.latent_shape(size)
-    batches = Batches(
-        [row.size for row in rows],
-        run.train.batch_size,
-        run.train.accumulate,
-        run.train.repeat,
-        run.seed,
-        run.processes,
-    )
+    batches = make_batches(run, rows)
     steps = run.train.steps or batches.steps(run.train.epochs)
     end = None if run.train.epochs is None else batches.per_epoch * run.train.epochs
     prompts = Prompts(run.sample.prompts, guided=run.sample.guidance != 1).rows()

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from flowrun.batches import Batches, Visit
+from flowrun.config import Remainder
 
 
 def all_visits(batches: Batches, epochs: int) -> list[list[Visit]]:
@@ -79,3 +80,46 @@ def test_batches_of_another_size_go_on_at_the_same_share_of_the_epoch() -> None:
     batches = Batches([(32, 32)] * 40, 4, accumulate=1, repeat=1, seed=0)  # 10 an epoch
     batches.go_on(30, place=30, per_epoch=20)
     assert batches.epoch_of(30) == 1.5 and batches.steps(2) == 35
+
+
+CASES = [(sizes, batch, repeat, world) for sizes in ("a", "aabbb", "aaaaaaabbbbbccccc") for batch in (1, 2, 3, 5, 8)
+         for repeat in (1, 2, 3) for world in (1, 2)]  # fmt: skip
+
+
+@pytest.mark.parametrize("remainder", ["short", "repeat", "drop"])
+def test_rows_that_fill_no_batch_follow_the_rule(remainder: str) -> None:
+    """All cases of up to 17 rows in 3 sizes, two epochs each, counted by hand."""
+    for sizes, batch, repeat, world in CASES:
+        count = Counter(sizes)
+        if remainder == "drop" and min(count.values()) * repeat < batch:
+            with pytest.raises(ValueError):
+                Batches(sizes, batch, 1, repeat, seed=3, remainder=Remainder.drop)
+            continue
+        batches = Batches(sizes, batch, 1, repeat, seed=3, world=world, remainder=Remainder(remainder))
+        groups = all_visits(batches, 2)
+        for size, rows in count.items():
+            own = [group for group in groups if {sizes[visit.row] for visit in group} == {size}]
+            lengths = sorted(map(len, own))
+            full, left = divmod(rows * repeat, batch)
+            more = {"short": [left] if left else [], "repeat": [batch] if left else [], "drop": []}[remainder]
+            assert lengths == sorted([*more, *[batch] * full] * 2)
+            seen = Counter(visit.row for group in own for visit in group)
+            if remainder == "short":
+                assert set(seen.values()) == {2 * repeat}
+            if remainder == "repeat":  # within an epoch each row comes `repeat` times, and some once more, or all of them and some twice
+                assert min(seen.values()) >= 2 * repeat and max(seen.values()) - min(seen.values()) <= 2
+        visits = [visit for group in groups for visit in group]
+        assert len(set(visits)) == len(visits), "no visit has the draws of another"
+        assert len(groups) == 2 * batches.per_epoch and sum(map(len, groups)) == len(visits)
+
+
+@pytest.mark.parametrize("remainder", [Remainder.repeat, Remainder.drop])
+def test_which_rows_are_drawn_again_or_left_out_changes_with_the_epoch(remainder: Remainder) -> None:
+    batches = Batches(["a"] * 10, 4, 1, 1, seed=0, remainder=remainder)
+    odd = set()
+    for epoch in range(40):
+        steps = range(epoch * batches.per_epoch, (epoch + 1) * batches.per_epoch)
+        seen = Counter(visit.row for step in steps for visit in batches.window(step)[0])
+        odd.add(frozenset(row for row in range(10) if seen[row] != 1))
+    assert all(len(rows) == 2 for rows in odd) and len(odd) > 20
+    assert set().union(*odd) == set(range(10))

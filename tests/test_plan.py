@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from flowrun.config import Stage
+from flowrun.config import ConfigError, Stage
 from flowrun.plan import columns
 from flowrun.run import assemble
 from tests.conftest import SMALL, Runs, result
@@ -75,7 +75,23 @@ def test_how_much_is_to_be_made_and_how_long_it_takes_is_forecast_from_earlier_r
 def test_rows_that_fill_no_batch_are_named_with_what_becomes_of_them(runs: Runs) -> None:
     plan = section(str(assemble([*SMALL, "train.batch_size=5"]).plan), "data")
     assert plan[1] == "32x32 pixels: 4 rows, less than a batch of 5, so in short batches: 1F34E, 1F34F, 1F350, ..."
-    assert section(str(assemble([*SMALL, "train.batch_size=5", "train.repeat=2"]).plan), "data")[1] == "32x32 pixels: 4 rows"
+    assert section(str(assemble([*SMALL, "train.batch_size=5", "train.repeat=2"]).plan), "data")[1] == (
+        "32x32 pixels: 4 rows, of which 3 make a short batch in each epoch"
+    )
+    again = [*SMALL, "train.batch_size=5", "train.remainder=repeat"]
+    assert section(str(assemble(again).plan), "data")[1] == (
+        "32x32 pixels: 4 rows, less than a batch of 5, so drawn again until it is full: 1F34E, 1F34F, 1F350, ..."
+    )
+    again[1:] = [SMALL[1], "train.batch_size=3", "train.remainder=repeat"]
+    assert section(str(assemble(again).plan), "data")[1] == "32x32 pixels: 4 rows, of which 2 are drawn again in each epoch"
+    again[-1] = "train.remainder=drop"
+    assert section(str(assemble(again).plan), "data")[1] == "32x32 pixels: 4 rows, of which 1 are left out, others in each epoch"
+
+
+def test_dropping_what_never_fills_a_batch_is_refused_by_name(runs: Runs) -> None:
+    with pytest.raises(ConfigError, match=r"train.remainder: drop leaves out all rows of 32x32 pixels, too few for a batch of 5: "
+                                          r"1F34E, 1F34F, 1F350, \.\.\.; use short or repeat, or smaller batches"):  # fmt: skip
+        assemble([*SMALL, "train.batch_size=5", "train.remainder=drop"])
 
 
 def test_rows_sizes_steps_and_places_are_told(runs: Runs) -> None:
@@ -83,7 +99,7 @@ def test_rows_sizes_steps_and_places_are_told(runs: Runs) -> None:
         [*SMALL, "train.batch_size=3", "train.steps=null", "train.epochs=3", "run_id=x", "adapter=lora"]
     )
     plan = str(assembly.plan)
-    assert section(plan, "data") == ["4 rows from emoji", "32x32 pixels: 4 rows"]
+    assert section(plan, "data") == ["4 rows from emoji", "32x32 pixels: 4 rows, of which 1 make a short batch in each epoch"]
     assert "transformer: LoRA rank 16, fp32" in plan
     assert "6 steps of 3 rows" in plan
     assert section(plan, "results")[-1] == str(runs.folder / "outputs/runs/train/sft_split-emoji_tiny/x")

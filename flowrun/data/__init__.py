@@ -17,7 +17,8 @@ from flowrun.files import HashFile
 class Row:
     """One sample. `id` is stable: it survives reordering, additions and moves of the data root.
 
-    size: (height, width) in pixels of what `Source.load` returns, upright and after geometry; batches are built on it.
+    size: (height, width) in pixels of what `Source.load` returns, upright and after geometry; for prompts without
+    pictures that of the pictures to sample. frames: of a video; None for pictures. Batches are built on `shape`.
     source: the file that messages name, a path or a part of a file; None when the picture is made, not read. files: pictures by input name.
     extra: what else the source knows about it.
     """
@@ -28,6 +29,12 @@ class Row:
     source: Any = None
     files: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    frames: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(height, width), of a video (frames, height, width)."""
+        return self.size if self.frames is None else (self.frames, *self.size)
 
 
 class Source(ABC):

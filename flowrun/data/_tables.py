@@ -9,12 +9,14 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from flowrun.config import ConfigError, DataError
 from flowrun.data._captions import decoded, parsed
+from flowrun.files import missing
 
 ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -43,6 +45,21 @@ def read_table(path: Path, key_column: str, text_column: str) -> list[Line]:
     if ending in DELIMITERS:
         return list(_csv(path, text, DELIMITERS[ending]))
     return list(_jsonl(path, text) if ending == ".jsonl" else _json(path, text, key_column, text_column))
+
+
+def table_file(path: str | None) -> Path:
+    """`path` as a file that is there. Raises ConfigError."""
+    if path is None:
+        raise ConfigError("data.path", "names no file", "give data.path=FILE")
+    table = Path(path).expanduser().absolute()
+    if (why := missing(table)) and why != "does not exist":
+        raise ConfigError("data.path", f"{table} {why}", "give a table that you may read")
+    if table.is_dir():
+        raise ConfigError("data.path", f"{table} is a folder", "give a table in it, or read its pictures with data=folder")
+    if why:
+        near = get_close_matches(table.name, [f.name for f in table.parent.iterdir()] if table.parent.is_dir() else [])
+        raise ConfigError("data.path", f"{table} does not exist", f"did you mean {near[0]}?" if near else "give an existing file")
+    return table
 
 
 def _text(path: Path) -> str:

@@ -6,7 +6,6 @@ import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from flowrun.config import ConfigError
 from flowrun.data._captions import captions
 from flowrun.data._columns import InColumns
 from flowrun.data._pictures import ID_HEX, Entry, Found
-from flowrun.data._tables import Line, read_table
-from flowrun.files import missing
+from flowrun.data._tables import Line, read_table, table_file
 
 
 class Table(InColumns):
@@ -27,7 +25,7 @@ class Table(InColumns):
         root: str | None
 
     def find(self) -> Found:
-        path = _table(self.config.path)
+        path = table_file(self.config.path)
         root = path.parent if self.config.root is None else Path(self.config.root).expanduser().absolute()
         lines = read_table(path, next(iter(self.config.columns.pictures.values())), self.config.columns.caption)
         if there := list(dict.fromkeys(name for line in lines for name in line.values)):
@@ -102,17 +100,3 @@ def _no_path(value: Any) -> str:
     if not value.strip():
         return "is empty"
     return f"is a web address, {value}: download the pictures first" if value.startswith(("http://", "https://")) else ""
-
-
-def _table(path: str | None) -> Path:
-    if path is None:
-        raise ConfigError("data.path", "names no table", "give data.path=FILE that names pictures and captions")
-    table = Path(path).expanduser().absolute()
-    if (why := missing(table)) and why != "does not exist":
-        raise ConfigError("data.path", f"{table} {why}", "give a table that you may read")
-    if table.is_dir():
-        raise ConfigError("data.path", f"{table} is a folder", "give a table in it, or read its pictures with data=folder")
-    if why:
-        near = get_close_matches(table.name, [f.name for f in table.parent.iterdir()] if table.parent.is_dir() else [])
-        raise ConfigError("data.path", f"{table} does not exist", f"did you mean {near[0]}?" if near else "give an existing file")
-    return table

@@ -111,7 +111,7 @@ def _groups(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:
     """Jobs that can be done at once, at most so many: the same units on pictures of one size."""
     waiting: dict[object, list[Job]] = {}
     for job in jobs:
-        alike = job.shelf, job.units, job.row.size
+        alike = job.shelf, job.units, job.row.shape
         waiting.setdefault(alike, []).append(job)
         if len(waiting[alike]) == most:
             yield waiting.pop(alike)
