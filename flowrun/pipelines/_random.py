@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from diffusers import ModelMixin
 from torch import nn
+from transformers import Qwen2Tokenizer
+from transformers.processing_utils import ProcessorMixin
 
 from flowrun.cache.key import digest
 from flowrun.config import ConfigError
@@ -16,6 +18,8 @@ from flowrun.files import HashFile
 from flowrun.graph import seed_of
 from flowrun.modular import Names
 from flowrun.pipelines._network import configuration
+from flowrun.pipelines._processors import processor
+from flowrun.pipelines._texts import readers_of
 from flowrun.pipelines._tokenizers import tokenizer
 from flowrun.spelling import suggest
 
@@ -60,10 +64,13 @@ class RandomWeights:
         cls = self.names.parts[name]
         if _is_tokenizer(name):
             return tokenizer(cls)
+        if issubclass(cls, ProcessorMixin):
+            return processor(tokenizer(Qwen2Tokenizer), self._given[name], f"{KEY}.{name}")
         return cls(**configuration(cls, self._given[name], f"{KEY}.{name}"))
 
     def part_identity(self, name: str, hash_file: HashFile) -> bytes:
-        return digest(name, self.part(name).backend_tokenizer.to_str())
+        part, settings = self.part(name), json.dumps(self._given.get(name), sort_keys=True)
+        return digest(name, getattr(part, "tokenizer", part).backend_tokenizer.to_str(), settings)
 
     def describe(self, name: str) -> str:
         return f"{self.names.networks[name].__name__}, random weights, seed {self.seed}"
@@ -77,7 +84,8 @@ class RandomWeights:
 
     def _with_vocabulary(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of a text encoder, with what it must have in common with its tokenizer."""
-        words = self.part(name.replace("text_encoder", "tokenizer"))
+        (reader,) = [part for part in readers_of(name) if part in self.names.parts]
+        words = getattr(self.part(reader), "tokenizer", self.part(reader))
         ids = {"pad_token_id": words.pad_token_id, "bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id}
         known = {"vocab_size": len(words), **{key: value for key, value in ids.items() if value is not None}}
         if "text_config" not in given:
