@@ -55,7 +55,8 @@ def check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: 
     asked = read & {*pipeline.inputs, *needs} | (set() if anything else set(algorithm.reads(pipeline)) - written)
     if lacking := sorted(asked - set(source.names)):
         what = f"the data give {', '.join(source.names)}, and not {', '.join(lacking)}"
-        raise ConfigError("data.source", what, "use other data, or a task that does without")
+        fix = "use data that have it, e.g. data=table +data.columns.pictures.NAME=COLUMN, or a task or model that does without"
+        raise ConfigError("data.source", what, fix)
     used = {*read, *algorithm.reads(pipeline), *Source.names}
     idle = [] if anything else [name for name in source.names if name not in used]
     return [f"data: {name} is read by nothing in this model and task" for name in idle]

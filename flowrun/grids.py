@@ -1,6 +1,6 @@
 """Sampled pictures on disk: one PNG each, a table of their prompts and seeds, and a grid to look at.
 
-samples/step-000250.png          the grid, each picture with its caption below
+samples/step-000250.png          the grid, each picture with its caption below, and what it was made from on its left
 samples/step-000250/000.png ...  the pictures
 samples/step-000250/samples.csv  file,prompt,seed
 """
@@ -38,7 +38,7 @@ def save(folder: Path, step: int, pictures: Sequence[Picture]) -> Path:
     several = len({picture.seed for picture in pictures}) > 1
     captions = [f"{picture.prompt} ({picture.seed})" if several else picture.prompt for picture in pictures]
     png = io.BytesIO()
-    grid(images, captions).save(png, format="PNG")
+    grid([_beside(picture, image) for picture, image in zip(pictures, images, strict=True)], captions).save(png, format="PNG")
     part = folder / f".{name}.{os.getpid()}.part"
     part.mkdir(parents=True)
     try:
@@ -53,6 +53,17 @@ def save(folder: Path, step: int, pictures: Sequence[Picture]) -> Path:
 def path(folder: Path, step: int) -> Path:
     """Where `save` puts the grid."""
     return folder / f"step-{step:06d}.png"
+
+
+def _beside(picture: Picture, image: Image.Image) -> Image.Image:
+    """The picture with those that it was made from on its left."""
+    row = [*map(from_tensor, picture.seen), image]
+    sheet = Image.new("RGB", (sum(one.width for one in row), max(one.height for one in row)), "white")
+    left = 0
+    for one in row:
+        sheet.paste(one, (left, 0))
+        left += one.width
+    return sheet
 
 
 def _save_each(folder: Path, pictures: Sequence[Picture], images: Sequence[Image.Image]) -> None:

@@ -23,11 +23,12 @@ CHUNK = 64  # pictures denoised at once
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """image: [3, H, W], fp32 in [-1, 1], on the CPU."""
+    """image: [3, H, W], fp32 in [-1, 1], on the CPU. seen: condition pictures that it was made from, uint8 [3, H, W]."""
 
     prompt: str
     seed: int
     image: Tensor
+    seen: Sequence[Tensor] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
