@@ -44,14 +44,6 @@ def check_called(pipeline: Pipeline, task: Task, trained: Sequence[str], part: S
             raise ConfigError(key, what, f"train what is called: {', '.join(sorted(called))}")
 
 
-def check_prompts(run: Run, pipeline: Pipeline, part: Split) -> None:
-    """A prompt is all that sampling needs. part: of the units that make the conditions. Raises ConfigError."""
-    read = {name for unit in part.units for scope, name in unit.reads if scope == "shared"} & set(pipeline.inputs) - {"prompt"}
-    if run.sample.prompts and read:
-        what = f"names prompts, but this model samples from a row's {', '.join(sorted(read))} too"
-        raise ConfigError("sample.prompts", what, "set it to []")
-
-
 def check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: Source) -> list[str]:
     """The data give what the units take from them, and what the loss reads and no unit writes. Raises ConfigError.
 
@@ -63,7 +55,8 @@ def check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: 
     asked = read & {*pipeline.inputs, *needs} | (set() if anything else set(algorithm.reads(pipeline)) - written)
     if lacking := sorted(asked - set(source.names)):
         what = f"the data give {', '.join(source.names)}, and not {', '.join(lacking)}"
-        raise ConfigError("data.source", what, "use other data, or a task that does without")
+        fix = "use data that have it, e.g. data=table +data.columns.pictures.NAME=COLUMN, or a task or model that does without"
+        raise ConfigError("data.source", what, fix)
     used = {*read, *algorithm.reads(pipeline), *Source.names}
     idle = [] if anything else [name for name in source.names if name not in used]
     return [f"data: {name} is read by nothing in this model and task" for name in idle]

@@ -11,6 +11,7 @@ from flowrun.adapters.config import Kind, Variant
 from flowrun.cache.pace import Work
 from flowrun.config import Remainder, Stage
 from flowrun.plan import Plan, amount, columns, names, pixels, unit_table
+from flowrun.prompts import Prompts
 from flowrun.remembered import Remembered
 
 if TYPE_CHECKING:
@@ -129,10 +130,12 @@ def _train(assembly: Assembly) -> list[str]:
 
 
 def _samples(assembly: Assembly) -> list[str]:
-    sample = assembly.run.sample
-    if not sample.prompts:
-        return ["none: sample.prompts is empty"]
+    sample, drawn = assembly.run.sample, assembly.drawn
+    count = len(drawn.prompts) if isinstance(drawn, Prompts) else min(sample.rows, len(assembly.rows))
+    if not count:
+        return ["none: sample.prompts is empty and sample.rows is 0"]
+    what = amount(count, "prompt" if isinstance(drawn, Prompts) else "row")
     return [
-        f"{amount(len(sample.prompts), 'prompt')} x {amount(len(sample.seeds), 'seed')}, {amount(sample.steps, 'solver step')}, guidance "
+        f"{what} x {amount(len(sample.seeds), 'seed')}, {amount(sample.steps, 'solver step')}, guidance "
         f"{sample.guidance:g}, at step 0, every {sample.every} and at the end"
     ]

@@ -115,7 +115,7 @@ class Family:
 
     def _words(self, task: str) -> list[str]:
         pictures = ["data.captions=[red apple,pear]", f"data.size={SIZE[0]}"]
-        data = ["data=video", f"data.path={videos()}"] if "video" in self._kind.inputs else pictures
+        data = ["data=video", f"data.path={videos()}"] if self._kind.data == "video" else pictures
         return [f"model={self.option}", f"task={task}", *TASKS[task], *data, "sample.prompts=[]", "tracker=[csv]",
                 f"task.trainable_models=[{self._kind.denoisers[0]}]"]  # fmt: skip
 

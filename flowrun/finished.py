@@ -45,7 +45,7 @@ class Finished:
             run.model["weights"] = str(run_dir)
         else:
             run.adapter["init_from"] = str(run_dir / "model")
-        run.sample.prompts, run.sample.guidance = list(prompts), guidance
+        run.sample.prompts, run.sample.rows, run.sample.guidance = list(prompts), 0, guidance
         if not prompts:
             run.sample.prompts = list(dict.fromkeys(row.prompt for row in assemble(run).rows))
         self.prompts, self.guidance, self.assembly = run.sample.prompts, guidance, assemble(run)
@@ -76,4 +76,5 @@ class Finished:
         a, pipeline = self.assembly, self.assembly.pipeline
         configs = {name: component.configure() for name, component in pipeline.components().items()}
         executor = Executor(a.prompt_split.units, pipeline.models, configs)
-        return encode(a.prompts, a.prompt_split, executor, [{}] * len(a.prompts), pipeline.conditions, a.run.seed)
+        found = encode(a.drawn, a.prompts, a.prompt_split, executor, [{}] * len(a.prompts), pipeline.conditions, a.run.seed)
+        return {row.prompt: found[row.id] for row in a.prompts}

@@ -1,6 +1,7 @@
 """Sampled pictures on disk: one PNG each, a table of their prompts and seeds, and a grid to look at.
 
-samples/step-000250.png          the grid, each picture with its caption below; of a video its first, middle and last frame
+samples/step-000250.png          the grid, each picture with its caption below, and what it was made from on its left; of a video
+                                 its first, middle and last frame
 samples/step-000250/000.png ...  the pictures; of a video 000.webp, animated, lossless, at 16 frames a second
 samples/step-000250/samples.csv  file,prompt,seed
 """
@@ -43,7 +44,8 @@ def save(folder: Path, step: int, pictures: Sequence[Picture]) -> Path:
     captions = [f"{picture.prompt} ({picture.seed})" if several else picture.prompt for picture in pictures]
     png = io.BytesIO()
     columns = COLUMNS // STRIP if any(_is_video(picture) for picture in pictures) else COLUMNS
-    grid(images, captions, columns).save(png, format="PNG")
+    sheet = grid([_beside(picture, image) for picture, image in zip(pictures, images, strict=True)], captions, columns)
+    sheet.save(png, format="PNG")
     part = folder / f".{name}.{os.getpid()}.part"
     part.mkdir(parents=True)
     try:
@@ -58,6 +60,17 @@ def save(folder: Path, step: int, pictures: Sequence[Picture]) -> Path:
 def path(folder: Path, step: int) -> Path:
     """Where `save` puts the grid."""
     return folder / f"step-{step:06d}.png"
+
+
+def _beside(picture: Picture, image: Image.Image) -> Image.Image:
+    """The picture with those that it was made from on its left."""
+    row = [*(from_tensor(film_strip(seen)) for seen in picture.seen), image]
+    sheet = Image.new("RGB", (sum(one.width for one in row), max(one.height for one in row)), "white")
+    left = 0
+    for one in row:
+        sheet.paste(one, (left, 0))
+        left += one.width
+    return sheet
 
 
 def _save_each(folder: Path, pictures: Sequence[Picture]) -> None:

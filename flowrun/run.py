@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,6 @@ from flowrun.checks import (
     check_batch,
     check_called,
     check_inputs,
-    check_prompts,
     check_trained,
     make_batches,
     refuse_accelerators,
@@ -32,7 +32,7 @@ from flowrun.machine import check_precision, check_processes
 from flowrun.optim import check_optimizer
 from flowrun.pipelines import Pipeline
 from flowrun.plan import Plan
-from flowrun.prompts import Prompts
+from flowrun.prompts import Drawn, Edits, Prompts
 from flowrun.registry import ALGORITHMS, PIPELINES, SOURCES, checked, common
 from flowrun.remembered import Remembered, remember
 from flowrun.splitters import Split, split
@@ -45,7 +45,7 @@ DTYPES = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precisi
 
 @dataclass(frozen=True)
 class Assembly:
-    """A checked run. rows: of the data; prompts: to sample from. trained: names that get gradients.
+    """A checked run. rows: of the data; drawn, prompts: what is sampled from, and its rows. trained: names that get gradients.
 
     split: of the units that the loss needs; prompt_split: of those among them that a prompt alone needs.
     stages: what this command does, in order. end: batches after which the epochs asked for are complete, else None."""
@@ -54,6 +54,7 @@ class Assembly:
     task: Task
     source: Source
     rows: list[Row]
+    drawn: Drawn
     prompts: list[Row]
     pipeline: Pipeline
     algorithm: Algorithm
@@ -78,6 +79,7 @@ class Assembly:
             self.pipeline,
             self.source,
             self.rows,
+            self.drawn,
             self.prompts,
             self.variants,
             self.split,
@@ -138,7 +140,6 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     trackers = tracking.choose(run.tracker)
     parts = _splits(task, pipeline, algorithm, trained)
     check_called(pipeline, task, trained, parts[0])
-    check_prompts(run, pipeline, parts[1])
     unread = check_inputs(pipeline, algorithm, parts[0], source)
     source.read_before_training = run.dry_run or not live_inputs(parts[0], algorithm.reads(pipeline), source) - {"prompt"}
     source, rows = _rows(run, source, parts[0])
@@ -148,12 +149,14 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     batches = make_batches(run, rows)
     steps = run.train.steps or batches.steps(run.train.epochs)
     end = None if run.train.epochs is None else batches.per_epoch * run.train.epochs
-    prompts = Prompts(run.sample.prompts, guided=run.sample.guidance != 1).rows()
+    drawn = _drawn(run, pipeline, parts[1], source, rows)
+    prompts = drawn.rows()
     return Assembly(
         run,
         task,
         source,
         rows,
+        drawn,
         prompts,
         pipeline,
         algorithm,
@@ -205,6 +208,23 @@ def _rows(run: Run, source: Source, part: Split) -> tuple[Source, list[Row]]:
         if remembered is None:
             raise
     return remembered, remembered.rows()
+
+
+def _drawn(run: Run, pipeline: Pipeline, part: Split, source: Source, rows: Sequence[Row]) -> Drawn:
+    """What is sampled from. part: the units that the conditions need. Raises ConfigError for what cannot be drawn."""
+    sample, guided = run.sample, run.sample.guidance != 1
+    read = {name for unit in part.units for scope, name in unit.reads if scope == "shared"}
+    seen = [name for name in pipeline.inputs if name in read and name != "prompt"]
+    if not seen:
+        captions = [row.prompt for row in rows[: sample.rows]]
+        shape = Counter(row.shape for row in rows).most_common(1)[0][0]
+        return Prompts([*sample.prompts, *(text for text in dict.fromkeys(captions) if text not in sample.prompts)], guided, shape)
+    if sample.prompts:
+        what = f"gives captions alone, but the model also sees {', '.join(seen)} of each row"
+        raise ConfigError("sample.prompts", what, "set it to [] and draw the data's first rows, e.g. sample.rows=4")
+    if sample.rows and isinstance(source, Remembered):
+        raise ConfigError("sample.rows", f"is {sample.rows}, but the data are gone and with them {', '.join(seen)}", "set it to 0")
+    return Edits(source, rows[: sample.rows], seen, guided)
 
 
 def _splits(task: Task, pipeline: Pipeline, algorithm: Algorithm, trained: tuple[str, ...]) -> tuple[Split, Split]:

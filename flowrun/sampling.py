@@ -25,11 +25,13 @@ CHUNK = 64  # pictures denoised at once
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """image: [3, H, W], or [F, 3, H, W] of a video, fp32 in [-1, 1], on the CPU."""
+    """image: [3, H, W], or [F, 3, H, W] of a video, fp32 in [-1, 1], on the CPU. seen: pictures or videos that it was made
+    from, uint8 of such shapes."""
 
     prompt: str
     seed: int
     image: Tensor
+    seen: Sequence[Tensor] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

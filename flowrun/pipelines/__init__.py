@@ -44,6 +44,7 @@ class Pipeline(ABC):
     """`models` holds what a stage has loaded. `velocity` computes in the loaded weights' precision and returns fp32."""
 
     Config: ClassVar[type]
+    data: ClassVar[str] = "image"  # what the rows' pixels are called: image | video
     inputs: ClassVar[tuple[str, ...]]  # names that the units read from the data
     conditions: ClassVar[tuple[str, ...]]  # names that `begin` reads
     ragged: ClassVar[tuple[str, ...]] = ()  # those that differ in length from row to row; a batch fills up with zeros

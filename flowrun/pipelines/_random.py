@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from diffusers import ModelMixin
 from torch import nn
+from transformers import Qwen2Tokenizer
 from transformers.image_processing_base import ImageProcessingMixin
+from transformers.processing_utils import ProcessorMixin
 
 from flowrun.cache.key import digest
 from flowrun.config import ConfigError
@@ -17,6 +19,8 @@ from flowrun.files import HashFile
 from flowrun.graph import seed_of
 from flowrun.modular import Names
 from flowrun.pipelines._network import configuration
+from flowrun.pipelines._processors import processor
+from flowrun.pipelines._texts import readers_of
 from flowrun.pipelines._tokenizers import tokenizer
 from flowrun.spelling import suggest
 
@@ -61,13 +65,17 @@ class RandomWeights:
         cls = self.names.parts[name]
         if _is_tokenizer(name):
             return tokenizer(cls)
+        if issubclass(cls, ProcessorMixin):
+            return processor(tokenizer(Qwen2Tokenizer), self._given[name], f"{KEY}.{name}")
         if issubclass(cls, ImageProcessingMixin):
             return _image_processor(cls, self._given[name], f"{KEY}.{name}")
         return cls(**configuration(cls, self._given[name], f"{KEY}.{name}"))
 
     def part_identity(self, name: str, hash_file: HashFile) -> bytes:
-        part = self.part(name)
-        return digest(name, part.backend_tokenizer.to_str() if _is_tokenizer(name) else part.to_json_string())
+        part, settings = self.part(name), json.dumps(self._given.get(name), sort_keys=True)
+        if isinstance(part, ImageProcessingMixin):
+            return digest(name, part.to_json_string())
+        return digest(name, getattr(part, "tokenizer", part).backend_tokenizer.to_str(), settings)
 
     def describe(self, name: str) -> str:
         return f"{self.names.networks[name].__name__}, random weights, seed {self.seed}"
@@ -81,7 +89,8 @@ class RandomWeights:
 
     def _with_vocabulary(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of a text encoder, with what it must have in common with its tokenizer."""
-        words = self.part(name.replace("text_encoder", "tokenizer"))
+        (reader,) = [part for part in readers_of(name) if part in self.names.parts]
+        words = getattr(self.part(reader), "tokenizer", self.part(reader))
         known = {"vocab_size": len(words), "pad_token_id": words.pad_token_id, "bos_token_id": words.bos_token_id,
                  "eos_token_id": words.eos_token_id}  # fmt: skip
         if "text_config" not in given:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 INDEX = "model_index.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-SMALL = ["*.json", "*/*.json", "*/*.txt", "*/*.model"]  # configurations and tokenizers
+SMALL = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja"]  # configurations and tokenizers
 HALVES = ["*.fp16*", "*.non_ema*"]  # further copies of the same weights
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # widest first
 CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
@@ -87,7 +87,13 @@ class SavedWeights:
         return folder_identity(self._with_weights(name), hash_file)
 
     def part(self, name: str) -> Any:
-        return self.names.parts[name].from_pretrained(self.folder / name, local_files_only=True)
+        """Raises ConfigError for a processor that needs a package which is not installed."""
+        try:
+            return self.names.parts[name].from_pretrained(self.folder / name, local_files_only=True)
+        except ImportError as error:
+            lacking = "torchvision" if "torchvision" in str(error).lower() else " ".join(str(error).split())
+            what = f"the {name} in {self.hub_id or self.folder} needs {lacking}, which is not installed"
+            raise ConfigError("model.weights", what, "install the build that fits your torch: pip install torchvision") from error
 
     def part_identity(self, name: str, hash_file: HashFile) -> bytes:
         files = sorted(path for path in (self.folder / name).iterdir() if path.suffix in MODEL_FILES)

@@ -9,6 +9,16 @@ MARKS, TEMPLATE = 2, 128  # most tokens that a tokenizer here adds to a text, an
 SHOWN, NAMED = 60, 5  # letters of a long text, and long texts, in a warning
 
 
+def readers_of(network: str) -> tuple[str, ...]:
+    """Parts of a pipeline that may make a network's inputs: of a text encoder its tokenizer, or a processor of texts and
+    pictures; of an image encoder what scales pictures."""
+    if network == "image_encoder":
+        return ("image_processor",)
+    if not network.startswith("text_encoder"):
+        return ()
+    return tuple(network.replace("text_encoder", kind) for kind in ("tokenizer", "processor"))
+
+
 def turn(tokenizer: Any, enable_thinking: bool) -> int:
     """Tokens that a chat's template puts around what the user says."""
     said = tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False, add_generation_prompt=True,

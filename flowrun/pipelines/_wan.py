@@ -34,7 +34,7 @@ class Wan(CausalVideoVae, DiffusersPipeline):
     """Text to video with one transformer. Subclasses say what else the transformer sees and which one is asked."""
 
     Config = _diffusers.Config
-    inputs = ("video", "prompt")
+    data = "video"
     conditions = ("prompt_embeds",)
     blocks = "WanBlocks"
     workflow = None

@@ -34,7 +34,7 @@ class Prepared:
 
 
 class StableDiffusionXL(DiffusersPipeline):
-    Config = _diffusers.Saved
+    Config = _diffusers.Parts
     blocks = "StableDiffusionXLAutoBlocks"
     denoisers = ("unet",)
     conditions = ("prompt_embeds", "pooled_prompt_embeds")

@@ -6,6 +6,7 @@ import csv
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -110,6 +111,20 @@ def test_samples_of_a_run_are_videos_that_play(runs: Runs, videos: Path) -> None
             assert grid.width > 2 * 3 * 32  # two film strips of three frames
 
 
+def test_rows_are_drawn_from_their_own_first_frames(runs: Runs, videos: Path) -> None:
+    train(runs, "wan2_2_5b_i2v", "task=sft_split", *LORA, "sample.rows=2", "sample.every=5", "sample.steps=3", "train.steps=1")
+    folder = runs.newest("train") / "samples" / "step-000001"
+    given, drawn = clip(0)[0].float(), []
+    for name in ("000.webp", "001.webp"):
+        with Image.open(folder / name) as video:
+            assert (video.n_frames, video.size) == (5, (32, 32))
+            drawn.append(torch.from_numpy(np.array(video.convert("RGB"))).permute(2, 0, 1).float())
+    assert not torch.equal(*drawn)
+    with Image.open(folder.with_suffix(".png")) as grid:
+        left = torch.from_numpy(np.array(grid))[4:36, 4:36].permute(2, 0, 1).float()
+    assert torch.equal(left, given), "what it was made from stands on its left"
+
+
 def test_all_weights_of_both_experts_come_back_in_diffusers(runs: Runs, videos: Path) -> None:
     run = train(runs, "wan2_2", "task=sft_split", "task.trainable_models=[transformer,transformer_2]", "task.shift=5")
     start = oracle("wan2_2").whole
@@ -127,7 +142,7 @@ def test_all_weights_of_both_experts_come_back_in_diffusers(runs: Runs, videos: 
         ("wan", ["data.geometry.size=[32,40]"], "data: a picture of 32x40 pixels does not divide into tiles of 16x16"),
         ("wan", ["data=emoji", "~data.path", "~data.frames"], "data.source: the data give image, prompt, and not video"),
         ("flux", [], "data.source: the data give video, prompt, and not image"),
-        ("wan_i2v", ["sample.prompts=[a pear]"], "sample.prompts: names prompts, but this model samples from a row's video too"),
+        ("wan_i2v", ["sample.prompts=[a pear]"], "sample.prompts: gives captions alone, but the model also sees video of each row; set"),
         ("wan", ["task.mask=true"], "data.source: the data give video, prompt, and not mask"),
         ("wan", ["adapter=lora", "adapter.lora_base_model=[transformer_2]"], "transformer_2 is no component of the pipeline"),
     ],
