@@ -12,7 +12,7 @@ from torch import Tensor
 from flowrun.config import DataError
 from flowrun.data import Row
 from flowrun.data._picture import from_tensor
-from flowrun.grids import grid
+from flowrun.grids import COLUMNS, grid
 from flowrun.variants import Variants
 
 log = logging.getLogger(__name__)
@@ -21,17 +21,26 @@ SHOWN = 64  # rows
 SIDE = 128  # pixels of a tile's longer side; larger pictures are made smaller
 
 
-def contact_sheet(variants: Variants, rows: Sequence[Row]) -> Image.Image | None:
-    """Rows of every size, evenly spread, each in another of its variants; None when the data hold no pictures."""
+def contact_sheet(variants: Variants, rows: Sequence[Row], consequence: str = "") -> Image.Image | None:
+    """Rows of every size, evenly spread, each in another of its variants; None when the data hold no pictures.
+
+    consequence: what a run does about a row that cannot be read, for the warning about it."""
     if not variants.source.names:  # only the cache is left of them
         return None
     tiles, captions = [], []
     for number, index in enumerate(spread(rows)):
         seen = variants.source.variant(rows[index], number % variants.source.variants)
-        if (tile := _tile(variants, seen)) is not None:
+        if (tile := _tile(variants, seen, consequence)) is not None:
             tiles.append(tile)
-            captions.append(seen.prompt)
-    return grid(tiles, captions) if tiles else None
+            captions.append(f"{_several(variants.source.names)}{seen.prompt}")
+    columns = max(2, COLUMNS * SIDE // max(tile.width for tile in tiles)) if tiles else 0
+    return grid(tiles, captions, min(columns, COLUMNS)) if tiles else None
+
+
+def _several(names: Sequence[str]) -> str:
+    """What the pictures of a tile are called, from left to right, when there are several."""
+    pictures = [name for name in names if name != "prompt"]
+    return f"({', '.join(pictures)}) " if len(pictures) > 1 else ""
 
 
 def spread(rows: Sequence[Row]) -> list[int]:
@@ -41,12 +50,12 @@ def spread(rows: Sequence[Row]) -> list[int]:
     return [by_size[i * len(rows) // count] for i in range(count)]
 
 
-def _tile(variants: Variants, row: Row) -> Image.Image | None:
+def _tile(variants: Variants, row: Row, consequence: str) -> Image.Image | None:
     """All pictures of the row side by side; None, with a warning, when they cannot be read."""
     try:
         inputs = variants.source.load(row)
     except DataError as error:
-        log.warning("%s", error)
+        log.warning("%s", "; ".join([*error.faults, consequence or error.fix]))
         return None
     pictures = [picture for value in inputs.values() for picture in _pictures(value)]
     if not pictures:

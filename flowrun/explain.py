@@ -95,7 +95,7 @@ def _cache(assembly: Assembly) -> list[str]:
     keys, missing = library.all_keys(), library.missing()
     jobs = library.work(missing)
     there = f"{amount(len(keys) - len(missing), 'value')} there, {len(missing):,} to make, from {amount(len(jobs), 'row')}"
-    if unread := len(library.sources.unread):
+    if unread := library.sources.unread:
         there += f"; {amount(unread, 'file')} not read yet, which a dry run leaves so (cache.verify=full reads all)"
     return [str(library.root), there, *([_forecast(library.forecast(jobs), len(jobs), assembly.run.processes)] if jobs else [])]
 

@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from unicodedata import normalize
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -127,9 +128,15 @@ def grid(images: Sequence[Image.Image], captions: Sequence[str], columns: int = 
     for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
         left, top = index % columns * cell_width + GAP, index // columns * cell_height + GAP
         sheet.paste(image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST), (left, top))
-        for number, line in enumerate(_wrap(caption, width * factor, font)):
+        for number, line in enumerate(_wrap(_drawable(caption), width * factor, font)):
             pen.text((left, top + height * factor + 1 + number * (FONT_PX + 2)), line, fill="black", font=font)
     return sheet
+
+
+def _drawable(text: str) -> str:
+    """Pillow's own font, the only one that is everywhere, has ASCII: accents are left out, other letters become `?`."""
+    plain = (normalize("NFKD", letter)[0] for letter in text)
+    return "".join(letter if letter.isascii() else "?" for letter in plain)
 
 
 def _wrap(text: str, width: int, font: ImageFont.FreeTypeFont) -> list[str]:

@@ -48,6 +48,7 @@ class Assembly:
     """A checked run. rows: of the data; drawn, prompts: what is sampled from, and its rows. trained: names that get gradients.
 
     split: of the units that the loss needs; prompt_split: of those among them that a prompt alone needs.
+    cached_first: the cache stage reads every picture to its end.
     stages: what this command does, in order. end: batches after which the epochs asked for are complete, else None."""
 
     run: Run
@@ -67,6 +68,7 @@ class Assembly:
     stages: tuple[Stage, ...]
     steps: int
     end: int | None
+    cached_first: bool
     warnings: list[str]
 
     @cached_property
@@ -141,7 +143,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     parts = _splits(task, pipeline, algorithm, trained)
     check_called(pipeline, task, trained, parts[0])
     unread = check_inputs(pipeline, algorithm, parts[0], source)
-    source.read_before_training = run.dry_run or not live_inputs(parts[0], algorithm.reads(pipeline), source) - {"prompt"}
+    cached_first = not live_inputs(parts[0], algorithm.reads(pipeline), source) - {"prompt"}
+    source.read_before_training = run.dry_run or cached_first
     source, rows = _rows(run, source, parts[0])
     stages = (Stage.train,) if isinstance(source, Remembered) else _stages(run, task, parts[0])
     for shape in {row.shape for row in rows}:
@@ -168,6 +171,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
         stages,
         steps,
         end,
+        cached_first,
         [*fitting, *unread, *check_batch(run, parts[0]), *check_optimizer(run.optimizer, steps),
          *pipeline.long_texts([row.prompt for row in (*rows, *prompts)])],
     )

@@ -193,7 +193,7 @@ class Session:
 
 
 def _save_sheet(assembly: Assembly, path: Path) -> Path | None:
-    sheet = contact_sheet(assembly.variants, assembly.rows)
+    sheet = contact_sheet(assembly.variants, assembly.rows, _consequence(assembly) if assembly.run.dry_run else "")
     if sheet is None:
         return None
     png = io.BytesIO()
@@ -201,6 +201,14 @@ def _save_sheet(assembly: Assembly, path: Path) -> Path | None:
     with saving(path.parent, path.name):
         path.parent.mkdir(parents=True, exist_ok=True)
         return write_atomic(path, png.getvalue())
+
+
+def _consequence(assembly: Assembly) -> str:
+    """What a run does about a picture of which only the header is sound."""
+    if assembly.cached_first:
+        return "a run stores the rest of the cache, then ends with a list of all such rows"
+    late = assembly.run.data.get("check") == "headers"
+    return "a run ends when it comes to this row" if late else "a run ends before it starts, with a list of all such rows"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -96,3 +96,18 @@ class OfVideos(EmojiPipeline):
         """video: uint8 [F, 3, H, W] -> [C, F h, w], fp32."""
         tiles = [self._target_latents(ctx, frame)["target_latents"] for frame in video]
         return {"target_latents": torch.cat(tiles, dim=1)}
+
+
+class OfEdits(EmojiPipeline):
+    """Teaches the difference between a row's picture and the mean of its condition pictures."""
+
+    inputs = ("image", "condition_images", "prompt")
+
+    def units(self) -> tuple[Unit, ...]:
+        means = Unit(name="means", input_params=("condition_images", "target_latents"), output_params=("target_latents",),
+                     process=self._difference)  # fmt: skip
+        return (*super().units(), means)
+
+    def _difference(self, ctx: Any, condition_images: list[Tensor], target_latents: Tensor) -> dict[str, Tensor]:
+        before = [self._target_latents(ctx, picture)["target_latents"] for picture in condition_images]
+        return {"target_latents": target_latents - torch.stack(before).mean(0)}

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flowrun import cli
 from flowrun.contact import SHOWN, contact_sheet
 from flowrun.data import Row, Source
 from flowrun.data.folder import Folder
 from flowrun.registry import SOURCES
 from flowrun.variants import Variants
+from tests.conftest import SMALL, Runs
 
 GEOMETRY = {"mode": "keep", "size": None, "multiple_of": 8, "max_area": None, "area": None, "max_aspect": None, "upscale": None}
 TAGS = {"several": "rows", "shuffle": False, "drop": 0.0, "keep": 1, "separator": ","}
@@ -96,3 +98,39 @@ def test_data_without_pictures_have_no_sheet() -> None:
             return {}
 
     assert contact_sheet(Variants(Texts(None)), Texts(None).rows()) is None
+
+
+def test_captions_of_any_script_are_drawn_without_boxes(tmp_path: Path) -> None:
+    for n, caption in enumerate(("cafe", "café", "??", "りん", "🍎猫")):
+        Image.new("RGB", (16, 16), "red").save(tmp_path / f"{n}.png")
+        (tmp_path / f"{n}.txt").write_text(caption, encoding="utf-8")
+    source = folder(tmp_path)
+    pixels = np.asarray(contact_sheet(Variants(source), source.rows()))
+    plain, accented, *unknown = np.split(pixels[:, 4:], range(100, pixels.shape[1] - 5, 100), axis=1)
+    assert np.array_equal(plain, accented) and all(np.array_equal(unknown[0], other) for other in unknown[1:])
+    assert not np.array_equal(plain, unknown[0])
+
+
+@pytest.mark.parametrize(
+    ("more", "consequence"),
+    [
+        ((), "a run stores the rest of the cache, then ends with a list of all such rows"),
+        (("task.splitter=none",), "a run ends before it starts, with a list of all such rows"),
+        (("task.splitter=none", "data.check=headers"), "a run ends when it comes to this row"),
+    ],
+)
+def test_a_dry_run_that_meets_a_damaged_picture_says_what_a_run_does_about_it(
+    more: tuple[str, ...], consequence: str, runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "in"
+    data.mkdir()
+    add(data / "a.png", Image.effect_noise((64, 64), 50))
+    add(data / "b.png", Image.effect_noise((64, 64), 50))
+    (data / "b.png").write_bytes((data / "b.png").read_bytes()[:2000])
+    words = [*(word for word in SMALL if not word.startswith("data.")), "data=folder", f"data.path={data}", *more]
+    assert cli.main([*words, "dry_run=true"]) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "b.png" in line]
+    assert line.startswith(f"{data / 'b.png'}: cannot be read") and line.endswith(f"; {consequence}")
+    assert cli.main([*words, "train.steps=6"]) == 2, "and so it does"
+    assert (runs.newest("train") is None) == ("comes to this row" not in consequence)
+    assert (runs.newest("cache") is not None) == ("stores" in consequence)

@@ -39,7 +39,7 @@ class Sources:
         """root: the cache's. reading: False reads no file, and gives those that are not remembered a hash of no content."""
         self.layout, self.verify, self.reading = Layout(Path(root)), verify, reading
         self.read = 0  # files whose content was read
-        self.unread: set[bytes] = set()  # stamps of those that would have been, had `reading` been on
+        self._unread: set[int] = set()  # beginnings of the stamps of those that would have been, had `reading` been on
         self._known: dict[bytes, bytes] = {}
         self._new: dict[bytes, bytes] = {}
         self._segments = sorted(
@@ -58,7 +58,7 @@ class Sources:
         key = _stamp(path, status)
         found = self._known.get(key)
         if found is None and not self.reading:
-            self.unread.add(key)
+            self._unread.add(int.from_bytes(key[:7]))
             return digest("not read", key)
         if found is None:
             begun = time.time_ns()
@@ -67,6 +67,11 @@ class Sources:
             if _marks(os.stat(path)) == _marks(status) and begun - status.st_ctime_ns > CLOCK_TICK_NS:
                 self._known[key] = self._new[key] = found
         return found
+
+    @property
+    def unread(self) -> int:
+        """Files that were asked for, are not remembered and were not read."""
+        return len(self._unread)
 
     def save(self) -> None:
         """Remember the new hashes. Raises Failure when the disk is full."""

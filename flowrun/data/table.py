@@ -11,10 +11,13 @@ from typing import Any
 
 from flowrun.cache.key import digest
 from flowrun.config import ConfigError
-from flowrun.data._captions import captions
+from flowrun.data._captions import captions, parsed
 from flowrun.data._columns import InColumns
 from flowrun.data._pictures import ID_HEX, Entry, Found
+from flowrun.data._pictures import each as several
 from flowrun.data._tables import Line, read_table, table_file
+
+_Key = tuple[str | tuple[str, ...], ...]  # the name in columns.id, or none; then the paths of each picture
 
 
 class Table(InColumns):
@@ -30,7 +33,7 @@ class Table(InColumns):
         lines = read_table(path, next(iter(self.config.columns.pictures.values())), self.config.columns.caption)
         if there := list(dict.fromkeys(name for line in lines for name in line.values)):
             self.config.columns.check(path.name, there)
-        records: dict[tuple[str, ...], _Record] = {}
+        records: dict[_Key, _Record] = {}
         broken = []
         for line in lines:
             key, faults, said = self._read(line)
@@ -43,15 +46,16 @@ class Table(InColumns):
         order = {line.where: number for number, line in enumerate(lines)}
         return Found(sorted([*broken, *self._entries(root, records)], key=lambda entry: order[entry.where]))
 
-    def _read(self, line: Line) -> tuple[tuple[str, ...] | None, list[str], list[str]]:
+    def _read(self, line: Line) -> tuple[_Key | None, list[str], list[str]]:
         """(what tells the row from others, faults, captions) of one line. The first is None when it cannot be told."""
         if line.fault:
             return None, [line.fault], []
         columns, faults = self.config.columns, []
-        paths = [line.values.get(column) for column in columns.pictures.values()]
-        for column, path in zip(columns.pictures.values(), paths, strict=True):
-            if why := _no_path(path):
-                faults.append(f"{column} {why}")
+        paths = [_paths(line.values.get(column)) for column in columns.pictures.values()]
+        for number, (column, given) in enumerate(zip(columns.pictures.values(), paths, strict=True)):
+            if isinstance(given, tuple) and (number == 0 or not given):
+                faults.append(f"{column} is {reprlib.repr(list(given))} where {'a path is' if number == 0 else 'paths are'} needed")
+            faults += [f"{column} {why}" for path in several(given) if (why := _no_path(path))]
         named = line.values.get(columns.id) if columns.id is not None else ""
         if not isinstance(named, str) or (columns.id is not None and not named.strip()):
             faults.append(f"{columns.id} is {named!r} where a text is needed")
@@ -63,7 +67,7 @@ class Table(InColumns):
             return (named, *paths), [f"{columns.caption} {error}"], []
         return (named, *paths), [], said
 
-    def _entries(self, root: Path, records: Mapping[tuple[str, ...], _Record]) -> list[Entry]:
+    def _entries(self, root: Path, records: Mapping[_Key, _Record]) -> list[Entry]:
         names, column = list(self.config.columns.pictures), self.config.columns.id
         count = Counter(named or paths[0] for named, *paths in records)
         entries = []
@@ -73,9 +77,23 @@ class Table(InColumns):
                 record.faults.append(f"{column} {named!r} stands in lines with other pictures too")
             elif shared:  # one picture with several partners
                 row_id = f"{row_id}#{digest(*paths).hex()[:ID_HEX]}"
-            files = {name: root / path for name, path in zip(names, paths, strict=True)}
+            files = {name: _files(root, given) for name, given in zip(names, paths, strict=True)}
             entries.append(Entry(row_id, record.where, files, record.captions, record.faults))
         return entries
+
+
+def _paths(cell: Any) -> Any:
+    """A cell's path; several of them as a tuple: a list, or a text that is a JSON list of texts."""
+    if isinstance(cell, str) and cell.lstrip().startswith("["):
+        try:
+            cell = parsed(cell)
+        except ValueError:  # a name may begin so
+            return cell
+    return tuple(cell) if isinstance(cell, list) else cell
+
+
+def _files(root: Path, given: str | tuple[str, ...]) -> Path | tuple[Path, ...]:
+    return tuple(root / path for path in given) if isinstance(given, tuple) else root / given
 
 
 @dataclass

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 MARKS, TEMPLATE = 2, 128  # most tokens that a tokenizer here adds to a text, and that a template puts around it
+AT_ONCE = 1000  # texts that are counted; what a tokenizer returns for all of 100,000 takes much memory
 SHOWN, NAMED = 60, 5  # letters of a long text, and long texts, in a warning
 
 
@@ -42,10 +43,17 @@ def long_texts(name: str, tokenizer: Callable[[], Any], most: int, texts: Sequen
     if not long:
         return []
     most -= around(tokenizer())
-    counts = [len(ids) for ids in tokenizer()(long, verbose=False)["input_ids"]]
+    counts = _counts(tokenizer(), long)
     cut = [f"{text[:SHOWN]!r} has {n}" for text, n in zip(long, counts, strict=True) if n > most]
     if not cut:
         return []
     more = f" and {len(cut) - NAMED} more" if len(cut) > NAMED else ""
     what = f"{name} takes {most} tokens and {len(cut)} of {len(different)} texts have more: the rest {rest}"
     return [f"{what} ({'; '.join(cut[:NAMED])}{more})"]
+
+
+def _counts(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+    """Tokens of each text."""
+    parts = [texts[start : start + AT_ONCE] for start in range(0, len(texts), AT_ONCE)]
+    ids = (tokenizer(part, verbose=False, return_attention_mask=False, return_token_type_ids=False)["input_ids"] for part in parts)
+    return [len(of_text) for of_part in ids for of_text in of_part]

@@ -1,4 +1,4 @@
-"""Videos and folders of frames: exact pixels, which frames are taken, and what can be wrong with a file.   pytest tests/data/test_video.py"""
+"""Videos and folders of frames: exact pixels, which frames are taken, and faults of files.   pytest tests/data/test_video.py"""
 
 from __future__ import annotations
 

@@ -61,6 +61,17 @@ def test_ctrl_c_saves_and_the_resumed_losses_are_those_of_an_unbroken_run(
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.parametrize("remainder", ["repeat", "drop"])
+def test_rows_that_fill_no_batch_are_the_same_after_a_stop(remainder: str, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 rows in batches of 3: two an epoch, of which one is filled, or one."""
+    few = ("train.steps=6", "train.batch_size=3", f"train.remainder={remainder}", "resume=none", "task.caption_dropout=0.3")
+    whole = losses(runs(*few, "run_id=whole"))
+    with monkeypatch.context() as patch:
+        stop_at(2, patch)
+        broken = runs(*few, "run_id=broken", code=130)
+    assert losses(runs(*few[:3], *few[4:], f"resume={broken}")) == whole
+
+
 def test_a_killed_run_goes_on_from_its_last_checkpoint_without_doubled_rows(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
