@@ -164,7 +164,7 @@ class Known(nn.Module):
         return self.truth.answer(self.velocity, *self.at)
 
 
-@every
+@from_text
 def test_a_constant_velocity_leads_from_the_noise_to_the_clean_latents(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the network's own sign and time; a wrong one would end elsewhere, or be told at the wrong time."""
     pipeline, truth = copy.copy(loaded(family)), oracle(family)

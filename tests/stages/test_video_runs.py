@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 import flowrun.library
 from flowrun import adapters, cli
@@ -20,6 +21,7 @@ from flowrun.sampling import denoise
 from tests.conftest import Runs, losses
 from tests.pipelines.families import normal
 from tests.pipelines.video_oracles import FAMILIES, ORACLES, SHAPE, TWO_EXPERTS, anew, clip, encoded, oracle
+from tests.ranks import launch
 from tests.stages.test_split_equals_whole import NoStore
 
 ALIKE = ("wan2_2", "wan2_2_5b")  # the other families have all that these have
@@ -157,3 +159,22 @@ def test_what_does_not_fit_is_told_before_weights_are_loaded(
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("flowrun: ")]
     assert message in line
     assert not (runs.folder / "outputs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experts", ["transformer,transformer_2", "transformer_2"])
+def test_two_ranks_train_experts_as_one_process_with_twice_the_accumulation(runs: Runs, videos: Path, experts: str) -> None:
+    """Where both are trained, the ranks may ask another one each in the same step."""
+    words = ["model=wan2_2_tiny", *FAST, *LORA, f"adapter.lora_base_model=[{experts}]", "train.batch_size=1", "optimizer=sgd",
+             "optimizer.lr=1.0", "resume=none", "task.shift=5", f"data.path={videos}"]  # fmt: skip
+    assert cli.main([*words, "train.accumulate=2", "run_id=alone"]) == 0
+    said = launch(runs.folder, [{"name": "pair", "words": [*words, "run_id=pair"]}])["pair"]
+    assert said.codes == [0, 0] and said.lines() == []
+    for place in {"transformer_2", *("" for name in experts.split(",") if name == "transformer")}:
+        alone, pair = (
+            load_file(next((runs.folder / "outputs/runs/train").glob(f"*/{name}")) / "model" / place / "pytorch_lora_weights.safetensors")
+            for name in ("alone", "pair")
+        )
+        assert alone.keys() == pair.keys() and any(value.any() for name, value in pair.items() if "lora_B" in name)
+        for name, value in alone.items():
+            torch.testing.assert_close(pair[name], value, atol=1e-5, rtol=1e-3)
