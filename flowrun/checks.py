@@ -35,7 +35,7 @@ def check_trained(pipeline: Pipeline, trained: Sequence[str], task: Task, adapte
 
 def check_called(pipeline: Pipeline, task: Task, trained: Sequence[str], part: Split) -> None:
     """What is trained is called on the way to the loss, so that it gets gradients. Raises ConfigError."""
-    called = {pipeline.denoiser, *(model for unit in part.units for model in unit.onload_model_names)}
+    called = {*pipeline.denoisers, *(model for unit in part.units for model in unit.onload_model_names)}
     for name in trained:
         idle = any(name == only or name.startswith(f"{only}.") for only in pipeline.decode_only)
         if idle or not any(same_branch(name, model) for model in called):
@@ -55,7 +55,8 @@ def check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: 
     asked = read & {*pipeline.inputs, *needs} | (set() if anything else set(algorithm.reads(pipeline)) - written)
     if lacking := sorted(asked - set(source.names)):
         what = f"the data give {', '.join(source.names)}, and not {', '.join(lacking)}"
-        raise ConfigError("data.source", what, "use other data, or a task that does without")
+        fix = "use data that have it, e.g. data=table +data.columns.pictures.NAME=COLUMN, or a task or model that does without"
+        raise ConfigError("data.source", what, fix)
     used = {*read, *algorithm.reads(pipeline), *Source.names}
     idle = [] if anything else [name for name in source.names if name not in used]
     return [f"data: {name} is read by nothing in this model and task" for name in idle]

@@ -176,18 +176,20 @@ class CacheSettings:
 @dataclass(kw_only=True, slots=True)
 class Sample:
     prompts: list[str]
+    rows: int
     seeds: list[int]
     steps: int
     guidance: float
     every: int
 
     def __post_init__(self) -> None:
+        _at_least("sample.rows", self.rows, 0)
         _at_least("sample.steps", self.steps, 1)
         _at_least("sample.every", self.every, 1)
         if not all(isinstance(prompt, str) for prompt in self.prompts):
             raise ConfigError("sample.prompts", f"is {self.prompts}", 'give texts, ["red apple","a cat"]')
-        if self.prompts and not self.seeds:
-            raise ConfigError("sample.seeds", "is empty although there are prompts", "give at least one seed, e.g. [0]")
+        if (self.prompts or self.rows) and not self.seeds:
+            raise ConfigError("sample.seeds", "is empty although there is something to draw", "give at least one seed, e.g. [0]")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -60,10 +60,10 @@ def compare(student_run: Path, teacher_run: Path, seeds: Sequence[int]) -> Compa
     teacher = Finished(teacher_run, [], sample.guidance)
     student = Finished(student_run, teacher.prompts, guidance=1.0)
     wanted = [(prompt, seed) for seed in seeds for prompt in teacher.prompts]
-    reference, few = (teacher.pictures(wanted, n) for n in (sample.steps, steps))  # [P, 3, H, W] each
+    reference, few = (teacher.pictures(wanted, n) for n in (sample.steps, steps))  # [P, (F,) 3, H, W] each
     drawn = student.pictures(wanted, steps)
     assembly = teacher.assembly
-    known = pictures_of(assembly.source, teacher.size) if "image" in assembly.source.names else None
+    known = pictures_of(assembly.source, teacher.shape) if "image" in assembly.source.names else None
     accuracy = [score(x, [prompt for prompt, _ in wanted], *known).accuracy if known else None for x in (drawn, few, reference)]
     result = Comparison(pictures=len(wanted), steps=steps, reference_steps=sample.steps, gain=gain(drawn, few, reference),
                         accuracy_student=accuracy[0], accuracy_teacher=accuracy[1], accuracy_reference=accuracy[2])  # fmt: skip
@@ -73,7 +73,8 @@ def compare(student_run: Path, teacher_run: Path, seeds: Sequence[int]) -> Compa
 
 
 def gain(student: Tensor, teacher: Tensor, reference: Tensor) -> Gain:
-    """Pictures [P, 3, H, W] of the same P noises. The standard error is that of the mean of P paired differences."""
+    """Pictures [P, 3, H, W], or videos [P, F, 3, H, W], of the same P noises. The standard error is that of the mean of P
+    paired differences."""
     ours, theirs = ((x - reference).square().flatten(1).mean(1).double() for x in (student, teacher))  # [P]
     difference = theirs - ours
     error = float(difference.std() / math.sqrt(len(difference)))

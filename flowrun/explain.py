@@ -11,6 +11,7 @@ from flowrun.adapters.config import Kind, Variant
 from flowrun.cache.pace import Work
 from flowrun.config import Remainder, Stage
 from flowrun.plan import Plan, amount, columns, names, pixels, unit_table
+from flowrun.prompts import Prompts
 from flowrun.remembered import Remembered
 
 if TYPE_CHECKING:
@@ -118,18 +119,23 @@ def _train(assembly: Assembly) -> list[str]:
     adapter = assembly.adapter
     how = f"{VARIANTS[adapter.variant]} rank {adapter.rank}" if adapter.kind is Kind.lora else "all weights"
     rows = f"{run.train.batch_size} rows x {run.train.accumulate} accumulated x {run.processes} processes"
+    least, greatest = assembly.pipeline.trained_range
+    part = [] if (least, greatest) == (0.0, 1.0) else [f"noise levels from {least:.4g} to {greatest:.4g}, where it is asked"]
     return [
         f"{', '.join(assembly.trained)}: {how}, {run.precision.value}",
+        *part,
         f"{amount(assembly.steps, 'step')} of {rows}, {batches.epoch_of(assembly.steps):.1f} epochs",
         f"{run.optimizer.name} lr {run.optimizer.lr:g}, {run.optimizer.schedule}, average of weights {run.optimizer.ema:g}",
     ]
 
 
 def _samples(assembly: Assembly) -> list[str]:
-    sample = assembly.run.sample
-    if not sample.prompts:
-        return ["none: sample.prompts is empty"]
+    sample, drawn = assembly.run.sample, assembly.drawn
+    count = len(drawn.prompts) if isinstance(drawn, Prompts) else min(sample.rows, len(assembly.rows))
+    if not count:
+        return ["none: sample.prompts is empty and sample.rows is 0"]
+    what = amount(count, "prompt" if isinstance(drawn, Prompts) else "row")
     return [
-        f"{amount(len(sample.prompts), 'prompt')} x {amount(len(sample.seeds), 'seed')}, {amount(sample.steps, 'solver step')}, guidance "
+        f"{what} x {amount(len(sample.seeds), 'seed')}, {amount(sample.steps, 'solver step')}, guidance "
         f"{sample.guidance:g}, at step 0, every {sample.every} and at the end"
     ]

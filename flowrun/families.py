@@ -7,9 +7,11 @@ cache in which fewer layers must have been computed. Nothing is typed in.
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from diffusers import (
     PyramidAttentionBroadcastConfig,
     TaylorSeerCacheConfig,
 )
+from PIL import Image
 from torch import Tensor, nn
 
 from flowrun.compose import CONF, compose
@@ -90,14 +93,14 @@ class Family:
         name = self.pipeline.denoiser
         return len(targets.layers(self.denoiser, targets.resolve({name: self.denoiser}, config, self.pipeline.lora_targets)[name]))
 
-    def skips(self, cache: str) -> bool:
+    def skips(self, name: str) -> bool:
         """Whether the denoiser computes fewer layers in a walk with the cache, and as many as before when it is off again."""
         network = self.denoiser
         if not isinstance(network, CacheMixin):
             return False
         whole = self._computed()
         try:
-            network.enable_cache(CACHES[cache](lambda: self._time))
+            network.enable_cache(CACHES[name](lambda: self._time))
             fewer = self._computed() < whole
         except UNKNOWN:
             return False
@@ -111,18 +114,20 @@ class Family:
         return any(hasattr(getattr(module, "processor", None), "_attention_backend") for module in self.denoiser.modules())
 
     def _words(self, task: str) -> list[str]:
-        return [f"model={self.option}", f"task={task}", *TASKS[task], "data.captions=[red apple,pear]", f"data.size={SIZE[0]}",
-                "sample.prompts=[]", "tracker=[csv]", f"task.trainable_models=[{self._denoiser_name}]"]  # fmt: skip
+        pictures = ["data.captions=[red apple,pear]", f"data.size={SIZE[0]}"]
+        data = ["data=video", f"data.path={videos()}"] if self._kind.data == "video" else pictures
+        return [f"model={self.option}", f"task={task}", *TASKS[task], *data, "sample.prompts=[]", "tracker=[csv]",
+                f"task.trainable_models=[{self._kind.denoisers[0]}]"]  # fmt: skip
 
     @cached_property
-    def _denoiser_name(self) -> str:
+    def _kind(self) -> type[Pipeline]:
         from flowrun.registry import PIPELINES
 
-        return PIPELINES.find(compose([f"model={self.option}"]).model["pipeline"], "model.pipeline").denoiser
+        return PIPELINES.find(compose([f"model={self.option}"]).model["pipeline"], "model.pipeline")
 
     def _loss(self, assembly: Assembly, trained: str) -> Tensor:
         pipeline = assembly.pipeline
-        pipeline.models = self.pipeline.models
+        pipeline.models, pipeline.trained = self.pipeline.models, (trained,)
         for name, model in pipeline.models.items():
             model.requires_grad_(name == trained)
             model.zero_grad()
@@ -147,11 +152,13 @@ class Family:
             count[0] += 1
 
         handles = [m.register_forward_hook(counted) for m in self.denoiser.modules() if isinstance(m, nn.Linear)]
-        sigmas = pipeline.schedule(STEPS, SIZE)
+        row = self.assembly.rows[0]
+        sigmas = pipeline.schedule(STEPS, row.shape)
         left = [float(1000 * sigma) for sigma in sigmas]
         self.__dict__["_time"] = left.pop(0)
-        state = Executor(self.assembly.prompt_split.units, pipeline.models).run(State(shared={"prompt": "pear"}), Draws(0, "row", 0))
-        noise = torch.randn(1, *pipeline.latent_shape(SIZE), generator=torch.Generator().manual_seed(0))
+        given = State(shared=self.assembly.source.load(row))
+        state = Executor(self.assembly.prompt_split.units, pipeline.models).run(given, Draws(0, "row", 0))
+        noise = torch.randn(1, *pipeline.latent_shape(row.shape), generator=torch.Generator().manual_seed(0))
         try:
             denoise(pipeline, {name: state.shared[name][None] for name in pipeline.conditions}, None, noise, sigmas, 1.0,
                     lambda: self.__dict__.update(_time=left.pop(0)))  # fmt: skip
@@ -186,6 +193,18 @@ def families() -> list[Family]:
             others = tuple(o for o in options if pipeline[o] == pipeline[option] and not o.endswith(TINY))
             found.append(Family(option.removesuffix(TINY), option, others))
     return found
+
+
+@cache
+def videos() -> Path:
+    """A folder of two videos of five random frames, with captions; it is left to the system to remove."""
+    folder = Path(tempfile.mkdtemp())
+    for name in ("red apple", "pear"):
+        (folder / name).mkdir()
+        for frame in range(5):
+            Image.effect_noise((32, 32), 64).convert("RGB").save(folder / name / f"{frame}.png")
+        (folder / f"{name}.txt").write_text(name)
+    return folder
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -5,7 +5,7 @@ computed. Who calls such a network himself, as our solver does, has to say when 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 
 from diffusers import CacheMixin, FasterCacheConfig, PyramidAttentionBroadcastConfig
 from torch import nn
@@ -14,21 +14,25 @@ ONE_STATE = (FasterCacheConfig, PyramidAttentionBroadcastConfig)  # per layer, w
 
 
 class FeatureCache:
-    """The cache that is enabled on a network, or on the one inside its wrappers; nothing happens where there is none."""
+    """The caches that are enabled on networks, or on those inside their wrappers; nothing happens where there are none."""
 
-    def __init__(self, network: nn.Module) -> None:
-        enabled = (m for m in network.modules() if isinstance(m, CacheMixin) and m.is_cache_enabled)
-        self._network = next(enabled, None)
+    def __init__(self, *networks: nn.Module) -> None:
+        parts = (next((m for m in n.modules() if isinstance(m, CacheMixin) and m.is_cache_enabled), None) for n in networks)
+        self._networks = [network for network in parts if network is not None]
 
     @property
     def per_branch(self) -> bool:
         """Whether each guidance branch is to be asked alone, as diffusers' pipelines do: one decides by its own change
         whether to compute. A cache of one state must get all branches in one call, or one would get another's values."""
-        return self._network is not None and not isinstance(self._network._cache_config, ONE_STATE)
+        return any(not isinstance(network._cache_config, ONE_STATE) for network in self._networks)
 
-    def branch(self, name: str) -> AbstractContextManager[None]:
-        """Around a call of the network. name: any, the same in each step."""
-        return nullcontext() if self._network is None else self._network.cache_context(name)
+    @contextmanager
+    def branch(self, name: str) -> Iterator[None]:
+        """Around a call of the networks. name: any, the same in each step."""
+        with ExitStack() as stack:
+            for network in self._networks:
+                stack.enter_context(network.cache_context(name))
+            yield
 
     @contextmanager
     def walk(self) -> Iterator[None]:
@@ -40,5 +44,5 @@ class FeatureCache:
             self._reset()
 
     def _reset(self) -> None:
-        if self._network is not None:
-            self._network._reset_stateful_cache()  # what diffusers' pipelines call at their end; it has no public name
+        for network in self._networks:
+            network._reset_stateful_cache()  # what diffusers' pipelines call at their end; it has no public name

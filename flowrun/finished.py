@@ -33,7 +33,7 @@ def read_config(run_dir: Path) -> Run:
 
 
 class Finished:
-    """assembly: the run's, with the weights that it trained and every unit live. size: (height, width) in pixels."""
+    """assembly: the run's, with the weights that it trained and every unit live. shape: of its pictures."""
 
     def __init__(self, run_dir: Path, prompts: Sequence[str], guidance: float) -> None:
         """Loads the networks. prompts: what will be asked for; empty: every caption of the run's data.
@@ -45,20 +45,20 @@ class Finished:
             run.model["weights"] = str(run_dir)
         else:
             run.adapter["init_from"] = str(run_dir / "model")
-        run.sample.prompts, run.sample.guidance = list(prompts), guidance
+        run.sample.prompts, run.sample.rows, run.sample.guidance = list(prompts), 0, guidance
         if not prompts:
             run.sample.prompts = list(dict.fromkeys(row.prompt for row in assemble(run).rows))
         self.prompts, self.guidance, self.assembly = run.sample.prompts, guidance, assemble(run)
-        self.size = self.assembly.rows[0].size
+        self.shape = self.assembly.rows[0].shape
         self._load()
         self.encoded = self._encode()
 
     def walks(self, wanted: Sequence[tuple[str, int]], steps: int) -> Iterator[Walk]:
         """From the noise of each (prompt, seed), which is the same for every run of the same model family and size."""
-        return walks(self.assembly.pipeline, self.encoded, wanted, self.size, steps, self.guidance)
+        return walks(self.assembly.pipeline, self.encoded, wanted, self.shape, steps, self.guidance)
 
     def pictures(self, wanted: Sequence[tuple[str, int]], steps: int) -> Tensor:
-        """[len(wanted), 3, H, W] in [-1, 1], on the CPU."""
+        """[len(wanted), 3, H, W], or [len(wanted), F, 3, H, W] of videos, in [-1, 1], on the CPU."""
         decode = self.assembly.pipeline.decode
         return torch.cat([decode(walk.latents).cpu() for walk in self.walks(wanted, steps)])
 
@@ -76,4 +76,5 @@ class Finished:
         a, pipeline = self.assembly, self.assembly.pipeline
         configs = {name: component.configure() for name, component in pipeline.components().items()}
         executor = Executor(a.prompt_split.units, pipeline.models, configs)
-        return encode(a.prompts, a.prompt_split, executor, [{}] * len(a.prompts), pipeline.conditions, a.run.seed)
+        found = encode(a.drawn, a.prompts, a.prompt_split, executor, [{}] * len(a.prompts), pipeline.conditions, a.run.seed)
+        return {row.prompt: found[row.id] for row in a.prompts}

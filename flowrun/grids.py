@@ -1,7 +1,8 @@
 """Sampled pictures on disk: one PNG each, a table of their prompts and seeds, and a grid to look at.
 
-samples/step-000250.png          the grid, each picture with its caption below
-samples/step-000250/000.png ...  the pictures
+samples/step-000250.png          the grid, each picture with its caption below, and what it was made from on its left; of a video
+                                 its first, middle and last frame
+samples/step-000250/000.png ...  the pictures; of a video 000.webp, animated, lossless, at 16 frames a second
 samples/step-000250/samples.csv  file,prompt,seed
 """
 
@@ -13,9 +14,11 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from unicodedata import normalize
 
+import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -25,9 +28,11 @@ from flowrun.sampling import Picture
 
 COLUMNS = 8
 CELL = 96  # pixels; smaller pictures are enlarged by a whole factor
+STRIP = 3  # frames of a video in its cell
 GAP = 4
 FONT_PX = 10
 LINES = 2  # of a caption
+FRAME_MS = 62.5  # for which a video shows each frame
 
 
 def save(folder: Path, step: int, pictures: Sequence[Picture]) -> Path:
@@ -35,15 +40,17 @@ def save(folder: Path, step: int, pictures: Sequence[Picture]) -> Path:
 
     A kill leaves the step's pictures whole or absent. Raises ValueError when there are no pictures."""
     name = path(folder, step).stem
-    images = [to_image(picture.image) for picture in pictures]
+    images = [to_image(film_strip(picture.image)) for picture in pictures]
     several = len({picture.seed for picture in pictures}) > 1
     captions = [f"{picture.prompt} ({picture.seed})" if several else picture.prompt for picture in pictures]
     png = io.BytesIO()
-    grid(images, captions).save(png, format="PNG")
+    columns = COLUMNS // STRIP if any(_is_video(picture) for picture in pictures) else COLUMNS
+    sheet = grid([_beside(picture, image) for picture, image in zip(pictures, images, strict=True)], captions, columns)
+    sheet.save(png, format="PNG")
     part = folder / f".{name}.{os.getpid()}.part"
     part.mkdir(parents=True)
     try:
-        _save_each(part, pictures, images)
+        _save_each(part, pictures)
         shutil.rmtree(folder / name, ignore_errors=True)
         os.replace(part, folder / name)
     finally:
@@ -56,14 +63,49 @@ def path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:06d}.png"
 
 
-def _save_each(folder: Path, pictures: Sequence[Picture], images: Sequence[Image.Image]) -> None:
+def _beside(picture: Picture, image: Image.Image) -> Image.Image:
+    """The picture with those that it was made from on its left."""
+    row = [*(from_tensor(film_strip(seen)) for seen in picture.seen), image]
+    sheet = Image.new("RGB", (sum(one.width for one in row), max(one.height for one in row)), "white")
+    left = 0
+    for one in row:
+        sheet.paste(one, (left, 0))
+        left += one.width
+    return sheet
+
+
+def _save_each(folder: Path, pictures: Sequence[Picture]) -> None:
     table = io.StringIO()
     rows = csv.writer(table)
     rows.writerow(("file", "prompt", "seed"))
-    for index, (picture, image) in enumerate(zip(pictures, images, strict=True)):
-        image.save(folder / f"{index:03d}.png")
-        rows.writerow((f"{index:03d}.png", picture.prompt, picture.seed))
+    for index, picture in enumerate(pictures):
+        name = f"{index:03d}.{'webp' if _is_video(picture) else 'png'}"
+        _save_one(folder / name, picture)
+        rows.writerow((name, picture.prompt, picture.seed))
     write_atomic(folder / "samples.csv", table.getvalue().encode())
+
+
+def _save_one(path: Path, picture: Picture) -> None:
+    if not _is_video(picture):
+        to_image(picture.image).save(path)
+        return
+    first, *others = (to_image(frame) for frame in picture.image)
+    ends = [round((number + 1) * FRAME_MS) for number in range(1 + len(others))]  # whole milliseconds, right on the whole
+    times = [end - begin for begin, end in pairwise([0, *ends])]
+    first.save(path, save_all=True, append_images=others, duration=times, loop=0, lossless=True)
+
+
+def _is_video(picture: Picture) -> bool:
+    return picture.image.ndim == 4
+
+
+def film_strip(picture: Tensor) -> Tensor:
+    """A video [F, 3, H, W] -> its first, middle and last frame, as many as there are, side by side: [3, H, up to 3 W]. A
+    picture stays what it is."""
+    if picture.ndim == 3:
+        return picture
+    shown = sorted({0, (len(picture) - 1) // 2, len(picture) - 1})
+    return torch.cat([picture[frame] for frame in shown], dim=2)
 
 
 def to_image(picture: Tensor) -> Image.Image:

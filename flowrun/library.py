@@ -28,7 +28,7 @@ from flowrun.data import Row, Source
 from flowrun.files import obstacle
 from flowrun.graph import Record
 from flowrun.pipelines import Pipeline
-from flowrun.prompts import Prompts
+from flowrun.prompts import Drawn
 from flowrun.remembered import Remembered
 from flowrun.shelf import Job, Shelf
 from flowrun.splitters import Split
@@ -48,6 +48,7 @@ class Library:
         pipeline: Pipeline,
         source: Source,
         rows: Sequence[Row],
+        drawn: Drawn,
         prompts: Sequence[Row],
         variants: Variants,
         split: Split,
@@ -68,7 +69,6 @@ class Library:
             for name in sorted({*split.models_cached, *prompt_split.models_cached})
         }
         context = digest("matmul", torch.get_float32_matmul_precision())
-        texts = Prompts([row.prompt for row in prompts], guided=False)
         self.rows, self.prompts = (
             Shelf(
                 part,
@@ -81,7 +81,7 @@ class Library:
             )
             for part, data, listed, changes in (
                 (split, source, rows, variants),
-                (prompt_split, texts, prompts, Variants(texts)),
+                (prompt_split, drawn, prompts, Variants(drawn)),
             )
         )
 

@@ -67,6 +67,8 @@ def of_run(run_dir: Path) -> Score:
     folder = _newest_samples(run_dir)
     with open(folder / "samples.csv", newline="", encoding="utf-8") as table:
         rows = list(csv.DictReader(table))
+    if any(not row["file"].endswith(".png") for row in rows):
+        raise ConfigError("RUN_DIR", f"the samples in {folder} are videos", "give a run that draws pictures")
     samples = torch.stack([_read(folder / row["file"]) for row in rows])  # [N, 3, H, W]
     prompts = [row["prompt"] for row in rows]
     pictures, captions = pictures_of(_source(run_dir), tuple(samples.shape[-2:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,14 @@ from flowrun import adapters, rundir, tracking
 from flowrun.algorithms import Algorithm
 from flowrun.batches import Batches
 from flowrun.cache.key import digest
-from flowrun.checks import check_batch, check_called, check_inputs, check_trained, make_batches, refuse_accelerators
+from flowrun.checks import (
+    check_batch,
+    check_called,
+    check_inputs,
+    check_trained,
+    make_batches,
+    refuse_accelerators,
+)
 from flowrun.compose import compose
 from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
 from flowrun.data import Row, Source
@@ -24,7 +32,7 @@ from flowrun.machine import check_precision, check_processes
 from flowrun.optim import check_optimizer
 from flowrun.pipelines import Pipeline
 from flowrun.plan import Plan
-from flowrun.prompts import Prompts
+from flowrun.prompts import Drawn, Edits, Prompts
 from flowrun.registry import ALGORITHMS, PIPELINES, SOURCES, checked, common
 from flowrun.remembered import Remembered, remember
 from flowrun.splitters import Split, split
@@ -37,7 +45,7 @@ DTYPES = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precisi
 
 @dataclass(frozen=True)
 class Assembly:
-    """A checked run. rows: of the data; prompts: to sample from. trained: names that get gradients.
+    """A checked run. rows: of the data; drawn, prompts: what is sampled from, and its rows. trained: names that get gradients.
 
     split: of the units that the loss needs; prompt_split: of those among them that a prompt alone needs.
     cached_first: the cache stage reads every picture to its end.
@@ -47,6 +55,7 @@ class Assembly:
     task: Task
     source: Source
     rows: list[Row]
+    drawn: Drawn
     prompts: list[Row]
     pipeline: Pipeline
     algorithm: Algorithm
@@ -72,6 +81,7 @@ class Assembly:
             self.pipeline,
             self.source,
             self.rows,
+            self.drawn,
             self.prompts,
             self.variants,
             self.split,
@@ -107,9 +117,10 @@ class Assembly:
             *self.split.models_live,
             *self.prompt_split.models_live,
             *(name.split(".")[0] for name in self.trained),
-            *(self.pipeline.decoders if self.prompts else ()),
+            *self.algorithm.networks(self.pipeline),
+            *((*self.pipeline.decoders, *self.pipeline.denoisers) if self.prompts else ()),
         }
-        return tuple(sorted(names | {self.pipeline.denoiser}))
+        return tuple(sorted(names))
 
 
 def assemble(run: Run | Sequence[str]) -> Assembly:
@@ -126,6 +137,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     pipeline, algorithm, source = _pipeline(run), _algorithm(run, task), _source(run)
     adapter = checked("adapter", adapters.Config, run.adapter)
     trained = adapters.trained_names(task.trainable_models, adapter, pipeline.components())
+    pipeline.trained = trained
     fitting = check_trained(pipeline, trained, task, adapter)
     trackers = tracking.choose(run.tracker)
     parts = _splits(task, pipeline, algorithm, trained)
@@ -135,17 +147,19 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     source.read_before_training = run.dry_run or cached_first
     source, rows = _rows(run, source, parts[0])
     stages = (Stage.train,) if isinstance(source, Remembered) else _stages(run, task, parts[0])
-    for size in {row.size for row in rows}:
-        pipeline.latent_shape(size)
+    for shape in {row.shape for row in rows}:
+        pipeline.latent_shape(shape)
     batches = make_batches(run, rows)
     steps = run.train.steps or batches.steps(run.train.epochs)
     end = None if run.train.epochs is None else batches.per_epoch * run.train.epochs
-    prompts = Prompts(run.sample.prompts, guided=run.sample.guidance != 1).rows()
+    drawn = _drawn(run, pipeline, parts[1], source, rows)
+    prompts = drawn.rows()
     return Assembly(
         run,
         task,
         source,
         rows,
+        drawn,
         prompts,
         pipeline,
         algorithm,
@@ -198,6 +212,23 @@ def _rows(run: Run, source: Source, part: Split) -> tuple[Source, list[Row]]:
         if remembered is None:
             raise
     return remembered, remembered.rows()
+
+
+def _drawn(run: Run, pipeline: Pipeline, part: Split, source: Source, rows: Sequence[Row]) -> Drawn:
+    """What is sampled from. part: the units that the conditions need. Raises ConfigError for what cannot be drawn."""
+    sample, guided = run.sample, run.sample.guidance != 1
+    read = {name for unit in part.units for scope, name in unit.reads if scope == "shared"}
+    seen = [name for name in pipeline.inputs if name in read and name != "prompt"]
+    if not seen:
+        captions = [row.prompt for row in rows[: sample.rows]]
+        shape = Counter(row.shape for row in rows).most_common(1)[0][0]
+        return Prompts([*sample.prompts, *(text for text in dict.fromkeys(captions) if text not in sample.prompts)], guided, shape)
+    if sample.prompts:
+        what = f"gives captions alone, but the model also sees {', '.join(seen)} of each row"
+        raise ConfigError("sample.prompts", what, "set it to [] and draw the data's first rows, e.g. sample.rows=4")
+    if sample.rows and isinstance(source, Remembered):
+        raise ConfigError("sample.rows", f"is {sample.rows}, but the data are gone and with them {', '.join(seen)}", "set it to 0")
+    return Edits(source, rows[: sample.rows], seen, guided)
 
 
 def _splits(task: Task, pipeline: Pipeline, algorithm: Algorithm, trained: tuple[str, ...]) -> tuple[Split, Split]:

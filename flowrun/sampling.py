@@ -1,6 +1,8 @@
 """From noise to pictures along the learned flow, with classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598).
 
-Legend: B rows, C h w latent channels, height and width, H W picture height and width, T solver steps.
+A picture may be a video: latents then have a dimension more, f frames behind their channels.
+
+Legend: B rows, C h w latent channels, height and width, F H W frames, height and width in pixels, T solver steps.
 """
 
 from __future__ import annotations
@@ -16,100 +18,103 @@ from flowrun.feature_cache import FeatureCache
 from flowrun.feed import collate
 from flowrun.flow.step import solve
 from flowrun.graph import seed_of
-from flowrun.pipelines import Pipeline
+from flowrun.pipelines import Pipeline, Shape
 
 CHUNK = 64  # pictures denoised at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """image: [3, H, W], fp32 in [-1, 1], on the CPU."""
+    """image: [3, H, W], or [F, 3, H, W] of a video, fp32 in [-1, 1], on the CPU. seen: pictures or videos that it was made
+    from, uint8 of such shapes."""
 
     prompt: str
     seed: int
     image: Tensor
+    seen: Sequence[Tensor] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """Where some walks began and where they ended: [B, C, h, w] each, on the network's device."""
+    """Where some walks began and where they ended: [B, C, (f,) h, w] each, on the network's device."""
 
     noise: Tensor
     latents: Tensor
 
 
 def pictures(pipeline: Pipeline, encoded: Mapping[str, Mapping[str, Tensor]], prompts: Sequence[str],
-             seeds: Sequence[int], size: tuple[int, int], steps: int, guidance: float) -> list[Picture]:  # fmt: skip
+             seeds: Sequence[int], shape: Shape, steps: int, guidance: float) -> list[Picture]:  # fmt: skip
     """One picture per seed and prompt, seeds outermost.
 
     encoded: prompt -> the pipeline's conditions of one row; with guidance other than 1 also of the empty prompt, the
-    negative one. size: (height, width) in pixels. A picture's noise comes from its seed and prompt alone, whatever
+    negative one. shape: of all pictures, in pixels. A picture's noise comes from its seed and prompt alone, whatever
     else is drawn with it. Raises KeyError for a prompt that is not encoded."""
     wanted = [(prompt, seed) for seed in seeds for prompt in prompts]
-    drawn = walks(pipeline, encoded, wanted, size, steps, guidance)
-    images = [image for walk in drawn for image in pipeline.decode(walk.latents).cpu()]  # [3, H, W] each
+    drawn = walks(pipeline, encoded, wanted, shape, steps, guidance)
+    images = [image for walk in drawn for image in pipeline.decode(walk.latents).cpu()]
     return [Picture(prompt=p, seed=s, image=image) for (p, s), image in zip(wanted, images, strict=True)]
 
 
 def walks(pipeline: Pipeline, encoded: Mapping[str, Mapping[str, Tensor]], wanted: Sequence[tuple[str, int]],
-          size: tuple[int, int], steps: int, guidance: float) -> Iterator[Walk]:  # fmt: skip
+          shape: Shape, steps: int, guidance: float) -> Iterator[Walk]:  # fmt: skip
     """Denoise each (prompt, seed) of `wanted`, some at a time and in order; the rest is as for `pictures`."""
-    sigmas = pipeline.schedule(steps, size)
+    sigmas = pipeline.schedule(steps, shape)
     device = next(pipeline.models[pipeline.denoiser].parameters()).device
     for start in range(0, len(wanted), CHUNK):
         chunk = wanted[start : start + CHUNK]
         conditions = _stack(pipeline, [encoded[prompt] for prompt, _ in chunk], device)
         negative = _stack(pipeline, [encoded[""]] * len(chunk), device) if guidance != 1 else None
-        noise = torch.stack([_noise(pipeline, prompt, seed, size) for prompt, seed in chunk]).to(device)  # [B, C, h, w]
+        noise = torch.stack([_noise(pipeline, prompt, seed, shape) for prompt, seed in chunk]).to(device)  # [B, C, (f,) h, w]
         yield Walk(noise=noise, latents=denoise(pipeline, conditions, negative, noise, sigmas, guidance))
 
 
 def denoise(pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapping[str, Tensor] | None, noise: Tensor,
             sigmas: Tensor, guidance: float, progress: Callable[[], None] | None = None) -> Tensor:  # fmt: skip
-    """Walk the T + 1 levels `sigmas` downward by Euler steps: [B, C, h, w] noise -> [B, C, h, w] clean latents, fp32.
+    """Walk the T + 1 levels `sigmas` downward by Euler steps: noise [B, C, (f,) h, w] -> clean latents, fp32.
 
     conditions, negative: name -> [B, ...]; negative is used unless guidance is 1, in one call of 2 B rows with the
     conditions, or in one of its own where a feature cache wants that. progress is called after each velocity. No
-    gradients; the network is in evaluation mode meanwhile."""
-    guided, network = guidance != 1, pipeline.models[pipeline.denoiser]
+    gradients; the networks are in evaluation mode meanwhile."""
+    guided, networks = guidance != 1, [pipeline.models[name] for name in pipeline.denoisers]
     if guided and negative is None:
         raise ValueError(f"guidance {guidance} needs negative conditions")
-    cache, sigmas = FeatureCache(network), sigmas.to(noise.device)
+    cache, sigmas = FeatureCache(*networks), sigmas.to(noise.device)
     branches = {"uncond": negative, "cond": conditions} if guided else {"cond": conditions}
     if not cache.per_branch:
         branches = {"_".join(branches): pipeline.joined(*branches.values())}  # [2 B, ...] if guided
     copies = (1 + guided) // len(branches)  # of x in each call
 
     def velocity(x: Tensor, sigma: Tensor) -> Tensor:
-        rows, found = torch.cat([x] * copies), []  # [B or 2 B, C, h, w]
+        rows, found = torch.cat([x] * copies), []  # [B or 2 B, C, (f,) h, w]
         for name in branches:
             with cache.branch(name):
                 found.append(pipeline.velocity(prepared[name], rows, sigma.expand(len(rows))))
         v = torch.cat(found)
         if progress is not None:
             progress()
-        return pipeline.guide(*v.chunk(2), guidance) if guided else v  # [B, C, h, w]
+        return pipeline.guide(*v.chunk(2), pipeline.guidance_at(sigma, guidance)) if guided else v  # [B, C, (f,) h, w]
 
-    with torch.no_grad(), evaluating(network), cache.walk():
+    with torch.no_grad(), evaluating(*networks), cache.walk():
         prepared = {name: pipeline.begin(given, sigmas[:-1], torch.cat([noise] * copies)) for name, given in branches.items()}
         return solve(velocity, pipeline.start(noise, sigmas), sigmas)
 
 
 @contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
+def evaluating(*networks: nn.Module) -> Iterator[None]:
     """Evaluation mode within the block; afterwards every module is in the mode it was in."""
-    before = [(module, module.training) for module in network.modules()]
-    network.eval()
+    before = [(module, module.training) for network in networks for module in network.modules()]
     try:
+        for network in networks:
+            network.eval()
         yield
     finally:
         for module, training in before:
             module.training = training
 
 
-def _noise(pipeline: Pipeline, prompt: str, seed: int, size: tuple[int, int]) -> Tensor:
-    """[C, h, w], drawn on the CPU: the same on every device."""
-    return pipeline.noise(size, torch.Generator().manual_seed(seed_of("sample", seed, prompt)))
+def _noise(pipeline: Pipeline, prompt: str, seed: int, shape: Shape) -> Tensor:
+    """[C, (f,) h, w], drawn on the CPU: the same on every device."""
+    return pipeline.noise(shape, torch.Generator().manual_seed(seed_of("sample", seed, prompt)))
 
 
 def _stack(pipeline: Pipeline, rows: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from flowrun.config import ConfigError, UserError
 from flowrun.disk import saving
 from flowrun.files import write_atomic
 from flowrun.finished import Finished, saved_run
-from flowrun.pairs import COLUMNS, TABLE
+from flowrun.pairs import COLUMNS, FRAMES, TABLE
 from flowrun.progress import Progress
 from flowrun.sampling import CHUNK
 from flowrun.utf8 import speak_utf8
@@ -44,7 +44,7 @@ def make(run_dir: Path, folder: Path, prompts: Sequence[str], seeds: Sequence[in
         for start in range(0, len(missing), CHUNK):
             _save_chunk(folder, teacher, missing[start : start + CHUNK], steps)
             bar.advance(count=min(CHUNK, len(missing) - start))
-        write_atomic(folder / TABLE, _table(rows, teacher.size).encode())
+        write_atomic(folder / TABLE, _table(rows, teacher.shape).encode())
     return len(missing)
 
 
@@ -55,11 +55,12 @@ def _save_chunk(folder: Path, teacher: Finished, rows: Sequence[tuple[str, str, 
         write_atomic(folder / f"{name}.safetensors", save(pair))
 
 
-def _table(rows: Sequence[tuple[str, str, int]], size: tuple[int, int]) -> str:
+def _table(rows: Sequence[tuple[str, str, int]], shape: tuple[int, ...]) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([*row, *size] for row in rows)
+    *frames, height, width = shape
+    writer.writerow([*COLUMNS, *([FRAMES] if frames else [])])
+    writer.writerows([*row, height, width, *frames] for row in rows)
     return text.getvalue()
 
 

@@ -84,6 +84,9 @@ class OfVideos(EmojiPipeline):
 
     inputs = ("video", "prompt")
 
+    def latent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return super().latent_shape(shape[-2:])
+
     def units(self) -> tuple[Unit, ...]:
         text, _ = super().units()
         frames = Unit(name="frames", input_params=("video",), output_params=("target_latents",), process=self._frames)

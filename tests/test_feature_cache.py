@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from flowrun.feature_cache import FeatureCache
 from flowrun.sampling import denoise
-from tests.pipelines.families import CPU, THEIRS, as_diffusers, encoded, make, normal
+from tests.pipelines.families import CPU, encoded, make, normal
+from tests.pipelines.oracles import ORACLES
 
 PROMPTS, TOKENS, STEPS = ["a red apple", "a very small cat on top of a large house"], 77, 8
 FIRST_BLOCK = FirstBlockCacheConfig(threshold=0.3)
@@ -60,7 +61,7 @@ def ours(flux: Any, guidance: float) -> Tensor:
 def theirs(flux: Any, guidance: float) -> Tensor:
     """Latents by diffusers' pipeline, which asks each guidance branch alone and in a context of its own."""
     negative = {"negative_prompt": [""] * len(PROMPTS), "true_cfg_scale": guidance} if guidance != 1 else {}
-    packed = as_diffusers(flux, THEIRS["flux"])(
+    packed = ORACLES["flux"](flux).whole(
         prompt=PROMPTS, latents=FluxPipeline._pack_latents(noise(), *noise().shape), num_inference_steps=STEPS, height=64, width=64,
         guidance_scale=3.5, max_sequence_length=TOKENS, output_type="latent", **negative,
     ).images  # fmt: skip
@@ -86,7 +87,7 @@ def test_a_cache_skips_the_same_blocks_as_in_diffusers_pipeline(flux: Any, block
 def test_it_takes_a_context_for_each_branch(flux: Any, blocks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     flux.models["transformer"].enable_cache(FIRST_BLOCK)
     truth = ours(flux, 4.0)
-    monkeypatch.setattr(FeatureCache, "branch", lambda self, name: self._network.cache_context("all"))
+    monkeypatch.setattr(FeatureCache, "branch", lambda self, name: self._networks[0].cache_context("all"))
     assert (ours(flux, 4.0) - truth).abs().max() > 1e-3
     monkeypatch.setattr(FeatureCache, "branch", lambda self, name: nullcontext())
     with pytest.raises(ValueError, match="No cache context"):

@@ -63,6 +63,30 @@ def test_the_grid_shows_each_picture_enlarged_by_whole_pixels_in_reading_order()
     assert len({y for y, _ in found}) == 2 and len({x for _, x in found}) == 8
 
 
+def video(frames: int, seed: int = 0) -> Picture:
+    pixels = torch.randint(0, 256, (frames, 3, 16, 48), generator=torch.Generator().manual_seed(seed))
+    return Picture(prompt="red apple", seed=seed, image=pixels / 127.5 - 1)
+
+
+def test_videos_are_saved_to_the_last_bit_and_play_at_sixteen_frames_a_second(tmp_path: Path) -> None:
+    drawn = [video(9), video(1, seed=1)]
+    sheet = Image.open(grids.save(tmp_path, 5, drawn))
+    with open(tmp_path / "step-000005/samples.csv", newline="", encoding="utf-8") as table:
+        files = [row["file"] for row in csv.DictReader(table)]
+    assert files == ["000.webp", "001.webp"]
+    for file, original in zip(files, drawn, strict=True):
+        with Image.open(tmp_path / "step-000005" / file) as moving:
+            shown, times = [], []
+            for frame in range(moving.n_frames):
+                moving.seek(frame)
+                shown.append(torch.from_numpy(np.array(moving.convert("RGB"))).permute(2, 0, 1) / 127.5 - 1)
+                times.append(moving.info.get("duration"))
+        torch.testing.assert_close(torch.stack(shown), original.image, atol=1e-6, rtol=0)
+        assert len(times) == 1 or sum(times) == round(len(times) * 1000 / 16)
+    strip = np.asarray(grids.to_image(torch.cat([drawn[0].image[i] for i in (0, 4, 8)], dim=2)))
+    assert np.array_equal(np.asarray(sheet)[4 : 4 + 16, 4 : 4 + 3 * 48], strip)
+
+
 def test_captions_stand_below_their_own_picture() -> None:
     blank = Image.new("RGB", (32, 32), "white")
     sheet = np.asarray(grids.grid([blank, blank], ["", "red apple"]).convert("L"))

@@ -74,7 +74,6 @@ class Straight(FlowStub):
     """Stands in for a pipeline whose velocity is known: noise - clean, with clean = the conditions' `clean`."""
 
     conditions = ("clean",)
-    denoiser = "transformer"
 
     def __init__(self, origin: Tensor) -> None:
         self.origin, self.calls, self.models = (

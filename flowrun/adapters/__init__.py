@@ -109,7 +109,7 @@ def save_trained(directory: Path, models: Mapping[str, Module], trainable: Seque
                 from flowrun.adapters import lora  # imports peft
 
                 base = {name: unwrapped(models[name]) for name in config.lora_base_model}
-                saved.append(_move(lora.save(part, base), directory))
+                saved += [_move(path, directory) for path in lora.save(part, base)]
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return saved

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from flowrun.adapters.config import Config, Variant
-from flowrun.adapters.saved import Fitting, fitting
+from flowrun.adapters.saved import LOADED_AS, Fitting, fitting
 from flowrun.adapters.targets import resolve
 from flowrun.config import ConfigError
 from flowrun.graph import seed_of
@@ -91,7 +91,18 @@ def _saved(models: Mapping[str, Module], config: Config) -> Fitting:
     return fitting(own, Path(config.init_from), config)
 
 
-def save(directory: Path, models: Mapping[str, Module]) -> Path:
+def save(directory: Path, models: Mapping[str, Module]) -> list[Path]:
+    """Write what diffusers' `load_lora_weights` takes. It loads one transformer at a time: the second one's adapter lies in a
+    folder of its name, for `load_into_transformer_2=True`, under the name of the first. Returns the files and folders."""
+    first = {name: model for name, model in models.items() if name not in LOADED_AS}
+    saved = [_write(directory, first)] if first else []
+    for name in models.keys() - first.keys():
+        (directory / name).mkdir()
+        saved.append(_write(directory / name, {LOADED_AS[name]: models[name]}).parent)
+    return saved
+
+
+def _write(directory: Path, models: Mapping[str, Module]) -> Path:
     """Write `pytorch_lora_weights.safetensors`: keys `<component>.<layer>.lora_A.weight`, DoRA's magnitudes as
     `<component>.<layer>.lora_magnitude_vector`, and the layout (rank, alpha, variant) as metadata, without which a loader
     takes alpha for r and rsLoRA for LoRA."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from flowrun.adapters.config import Config, Variant
 from flowrun.config import ConfigError
 
+LOADED_AS = {"transformer_2": "transformer"}  # components whose adapter diffusers loads, when it is told to, as if it were another's
 MAGNITUDE = ".lora_magnitude_vector"  # end of the names of DoRA's magnitudes
 
 
@@ -31,7 +32,7 @@ def fitting(own: Mapping[str, Mapping[str, Tensor]], path: Path, config: Config)
     """The adapter in `path`, a file or its directory. own: component -> the weights that must be in it, and no others.
 
     Raises ConfigError for one of another variant, rank, alpha, of other layers or of another network."""
-    tensors, layout = _read(path / LORA_WEIGHT_NAME_SAFE if path.is_dir() else path)
+    tensors, layout = _gather(own, path)
     if len(own) == 1 and not any(key.startswith(f"{name}.") for key in tensors for name in own):
         tensors = {f"{name}.{key}": value for name in own for key, value in tensors.items()}
     known = all(f"{name}.lora_alpha" in layout for name in own)
@@ -51,6 +52,24 @@ def fitting(own: Mapping[str, Mapping[str, Tensor]], path: Path, config: Config)
             raise ConfigError("adapter.init_from", f"{path}: {key} is {list(tensors[key].shape)}, the layer's adapter "
                               f"{list(value.shape)}", "it was made for another network")
     return Fitting({name: {key: tensors[f"{name}.{key}"] for key in weights} for name, weights in own.items()}, known)
+
+
+def _gather(own: Mapping[str, Any], path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Of the components' file, and of the files of those that have their own in a folder of their name."""
+    tensors, layout = {}, {}
+    apart = {name for name in own if name in LOADED_AS and (path / name / LORA_WEIGHT_NAME_SAFE).is_file()}
+    if own.keys() - apart:
+        tensors, layout = _read(path / LORA_WEIGHT_NAME_SAFE if path.is_dir() else path)
+        if len(own) == 1 and (name := next(iter(own))) in LOADED_AS:
+            tensors, layout = (_renamed(named, LOADED_AS[name], name) for named in (tensors, layout))
+    for name in sorted(apart):
+        for gathered, named in zip((tensors, layout), _read(path / name / LORA_WEIGHT_NAME_SAFE), strict=True):
+            gathered |= _renamed(named, LOADED_AS[name], name)
+    return tensors, layout
+
+
+def _renamed(named: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {f"{new}{key.removeprefix(old)}" if key.startswith(f"{old}.") else key: value for key, value in named.items()}
 
 
 def _check_variant(name: str, tensors: Mapping[str, Tensor], layout: Mapping[str, Any], config: Config, path: Path) -> None:

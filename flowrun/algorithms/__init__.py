@@ -59,6 +59,10 @@ class Algorithm(ABC):
         """Shared names that `loss` finds in its batch: written by units, or given by the data."""
         return (*pipeline.conditions, pipeline.target)
 
+    def networks(self, pipeline: Pipeline) -> tuple[str, ...]:
+        """Those of the pipeline's denoisers that `loss` calls."""
+        return pipeline.denoisers
+
     def units(self, pipeline: Pipeline) -> tuple[Unit, ...]:
         """Further computations per row that the loss needs, after the pipeline's own."""
         return ()

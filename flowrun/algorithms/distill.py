@@ -76,8 +76,8 @@ class Distill(Algorithm):
     def loss(self, pipeline: Pipeline, batch: Mapping[str, Tensor], generator: torch.Generator) -> StepOut:
         start, end = self.reads(pipeline)[-2:]
         noise, target = wide(batch[start]), wide(batch[end])                          # [B, ...]
-        height, width = (side * pipeline.reduction for side in noise.shape[-2:])      # in pixels
-        sigmas = pipeline.schedule(self.config.steps, (height, width)).to(noise.device)  # [N + 1], as in sampling
+        shape = pipeline.pixel_shape(noise.shape[1:])
+        sigmas = pipeline.schedule(self.config.steps, shape).to(noise.device)         # [N + 1], as in sampling
         x = pipeline.start(noise, sigmas)                                             # [B, ...]
         x = solve(self._velocity(pipeline, batch, sigmas, noise), x, sigmas)          # [B, ...]
         squares = (x - target).square()
@@ -95,6 +95,6 @@ class Distill(Algorithm):
 
         def guided(x: Tensor, sigma: Tensor) -> Tensor:
             v = pipeline.velocity(prepared, torch.cat([x, x]), sigma.expand(2 * len(x)))
-            return pipeline.guide(*v.chunk(2), guidance)
+            return pipeline.guide(*v.chunk(2), pipeline.guidance_at(sigma, guidance))
 
         return guided

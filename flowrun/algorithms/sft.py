@@ -1,6 +1,6 @@
 """Supervised fine-tuning by flow matching (Lipman et al. 2022, arXiv 2210.02747; densities of arXiv 2403.03206).
 
-    sigma ~ density,  noise ~ N(0, I),  x = (1 - sigma) clean + sigma noise
+    sigma ~ density, within the range of what is trained,  noise ~ N(0, I),  x = (1 - sigma) clean + sigma noise
     loss = mean over rows of  weight(sigma) < (velocity(x, sigma) - (noise - clean))^2 >
 
 A model that is no flow by birth has the loss that it was trained by: `level` makes its noise levels of the draws and
@@ -60,7 +60,8 @@ class Sft(Algorithm):
     def loss(self, pipeline: Pipeline, batch: Mapping[str, Tensor], generator: torch.Generator) -> StepOut:
         c = self.config
         clean = wide(batch[pipeline.target])                                                          # [B, ...]
-        share = draw(c.density, c.density_mean, c.density_std, c.shift, len(clean), generator).to(clean.device)   # [B]
+        ends = pipeline.trained_range
+        share = draw(c.density, c.density_mean, c.density_std, c.shift, len(clean), generator, *ends).to(clean.device)  # [B]
         sigma = pipeline.level(share)                                                                 # [B]
         noise = torch.randn(clean.shape, generator=generator, device=generator.device, dtype=torch.float32).to(clean)
         x = mix(clean, noise, sigma)                                                                  # [B, ...]
@@ -74,6 +75,9 @@ class Sft(Algorithm):
 
     def reads(self, pipeline: Pipeline) -> tuple[str, ...]:
         return (*super().reads(pipeline), *([MASK] if self.config.mask else []))
+
+    def networks(self, pipeline: Pipeline) -> tuple[str, ...]:
+        return pipeline.called(*pipeline.trained_range)
 
     def units(self, pipeline: Pipeline) -> tuple[Unit, ...]:
         if not self.config.mask:

@@ -15,7 +15,7 @@ from flowrun.cache.key import digest
 from flowrun.config import ConfigError, DataError
 from flowrun.data import Row, Source
 from flowrun.files import HashFile
-from flowrun.pairs import COLUMNS, TABLE
+from flowrun.pairs import COLUMNS, FRAMES, TABLE
 
 
 class Teacher(Source):
@@ -43,7 +43,8 @@ class Teacher(Source):
         if not found:
             raise ConfigError("data.path", f"{table} lists no row", "make some with python -m flowrun.teacher")
         return [Row(id=row["id"], prompt=row["prompt"], size=(int(row["height"]), int(row["width"])),
-                    source=self._file(row["id"]), extra={"seed": int(row["seed"])}) for row in found]  # fmt: skip
+                    frames=int(row[FRAMES]) if FRAMES in row else None, source=self._file(row["id"]),
+                    extra={"seed": int(row["seed"])}) for row in found]  # fmt: skip
 
     def place(self) -> str:
         return "" if self.config.path is None else str(Path(self.config.path).resolve())

@@ -2,7 +2,8 @@
 
 A workflow is a sequence of blocks that declare what they read, write and call. Here it is read as
 
-    units        blocks before `denoise` that need neither the denoiser nor the scheduler: per row, cacheable
+    units        steps before `denoise` that need neither the denoiser nor the scheduler: per row, cacheable. A step is a
+                 block, or several under one name (vae_encoder.preprocess, vae_encoder.encode): its last one gives the results
     preparation  blocks of `denoise` before its loop: per batch, live; those run that give the loop what it lacks
     velocity     the blocks of the loop up to the one that calls the denoiser
     schedule     the block that sets the scheduler's noise levels
@@ -17,7 +18,7 @@ Legend: B rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -64,8 +65,8 @@ class Modular:
     """blocks: the whole workflow. configs: of every network; None: the pipeline does without it.
 
     part: gives a tokenizer or scheduler by name; asked once for each, when it is first used. denoiser: the network that
-    the loop calls. settings: values of the blocks' inputs that hold for every row. rewrites: block -> inputs that it
-    replaces without saying so; a block that is not listed may replace any of its inputs."""
+    the loop calls. settings: values of the blocks' inputs that hold for every row. rewrites: step -> inputs that it
+    replaces without saying so; a step that is not listed may replace any of its inputs."""
 
     def __init__(
         self,
@@ -93,8 +94,8 @@ class Modular:
     def units(self, data: Collection[str]) -> tuple[Unit, ...]:
         """data: names that the rows provide."""
         known, units = set(data), []
-        for name, block in self._encoding.items():
-            units.append(self._unit(name, block, known))
+        for name, blocks in self._encoding.items():
+            units.append(self._unit(name, blocks, known))
             known.update(units[-1].output_params)
         return tuple(units)
 
@@ -134,9 +135,13 @@ class Modular:
         return dict(_flat(self.blocks))
 
     @cached_property
-    def _encoding(self) -> dict[str, ModularPipelineBlocks]:
-        before = dict(list(self._leaves.items())[: self._first_of_denoise])
-        return {n: b for n, b in before.items() if not {self.denoiser, "scheduler"} & set(b.component_names)}
+    def _encoding(self) -> dict[str, list[ModularPipelineBlocks]]:
+        """Step -> its blocks, in order."""
+        steps: dict[str, list[ModularPipelineBlocks]] = {}
+        for name, block in list(self._leaves.items())[: self._first_of_denoise]:
+            if not {self.denoiser, "scheduler"} & set(block.component_names):
+                steps.setdefault(name.split(".")[0], []).append(block)
+        return steps
 
     @property
     def _first_of_denoise(self) -> int:
@@ -176,26 +181,28 @@ class Modular:
     def _denoising(self) -> ModularPipeline:
         return self._pipeline(())
 
-    def _unit(self, name: str, block: ModularPipelineBlocks, known: Collection[str]) -> Unit:
-        reads = tuple(i.name for i in block.inputs if i.name in known)
-        outputs = block.intermediate_output_names
-        fixed = {i.name: self.settings[i.name] for i in block.inputs if i.name in self.settings and i.name not in known}
-        networks = tuple(n for n in block.component_names if self.configs.get(n) is not None)
-        absent = sorted(n for n in block.component_names if n in self.configs and self.configs[n] is None)
-        parts = [n for n in block.component_names if n in self.names.parts]
-        kind = type(block)
-        # its one message, the cut of a long text, is given before the run by whoever knows the rows
-        logging.getLogger(kind.__module__).setLevel(logging.ERROR)
-        call = BlockCall(block, partial(self._pipeline, parts), fixed, outputs)
+    def _unit(self, name: str, blocks: Sequence[ModularPipelineBlocks], known: Collection[str]) -> Unit:
+        made = {output for block in blocks[:-1] for output in block.intermediate_output_names}  # stay inside the step
+        inputs = [n for n in _each(i.name for block in blocks for i in block.inputs) if n not in made]
+        reads = tuple(n for n in inputs if n in known)
+        outputs = blocks[-1].intermediate_output_names
+        fixed = {n: self.settings[n] for n in inputs if n in self.settings and n not in known}
+        components = _each(n for block in blocks for n in block.component_names)
+        absent = sorted(n for n in components if n in self.configs and self.configs[n] is None)
+        kinds = [f"{type(block).__module__}.{type(block).__qualname__}" for block in blocks]
+        for block in blocks:
+            # its one message, the cut of a long text, is given before the run by whoever knows the rows
+            logging.getLogger(type(block).__module__).setLevel(logging.ERROR)
+        call = BlockCall(blocks, partial(self._pipeline, [n for n in components if n in self.names.parts]), fixed, outputs)
         return Unit(
             name=name,
             input_params=reads,
-            output_params=tuple(dict.fromkeys((*outputs, *self.rewrites.get(name, reads)))),
-            onload_model_names=networks,
+            output_params=_each((*outputs, *self.rewrites.get(name, reads))),
+            onload_model_names=tuple(n for n in components if self.configs.get(n) is not None),
             may_write=name not in self.rewrites,
             process=call,
             process_rows=call.rows,
-            settings={"block": f"{kind.__module__}.{kind.__qualname__}", "absent": absent, **fixed},
+            settings={"block": ", ".join(kinds), "absent": absent, **fixed},
         )
 
     def _pipeline(self, parts: Collection[str]) -> ModularPipeline:
@@ -211,3 +218,8 @@ class Modular:
             if isinstance(guider := getattr(components, name, None), BaseGuidance):
                 guider.disable()  # whoever samples guides, and encodes the negative prompt as a prompt
         return components
+
+
+def _each(names: Iterable[str]) -> tuple[str, ...]:
+    """Each once, in order."""
+    return tuple(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""Running one block: on a state, without `no_grad`, on one row; and what stands in for a network that is not loaded."""
+"""Running blocks: on a state, without `no_grad`, on one row; and what stands in for a network that is not loaded."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Through:
 
 
 class BlockCall:
-    """A unit's process: the block on a batch of one row, with the models that the unit declares.
+    """A unit's process: the blocks, in order, on a batch of one row, with the models that the unit declares.
 
     make: gives the other components, once. fixed: inputs that are the same for every row. outputs: declared ones."""
 
-    def __init__(self, block: ModularPipelineBlocks, make: Callable[[], ModularPipeline], fixed: Mapping[str, Any],
-                 outputs: Sequence[str]) -> None:  # fmt: skip
-        self.block, self._make, self.fixed, self.outputs = block, make, fixed, outputs
+    def __init__(self, blocks: Sequence[ModularPipelineBlocks], make: Callable[[], ModularPipeline],
+                 fixed: Mapping[str, Any], outputs: Sequence[str]) -> None:  # fmt: skip
+        self.blocks, self._make, self.fixed, self.outputs = blocks, make, fixed, outputs
 
     @cached_property
     def components(self) -> ModularPipeline:
@@ -59,31 +59,34 @@ class BlockCall:
 
     def __call__(self, ctx: Any, **inputs: Any) -> dict[str, Any]:
         """Returns the declared outputs, and those inputs that the block replaced, without the batch's dimension."""
-        for name in ctx.models:
-            setattr(self.components, name, ctx.models[name])
         given = {name: value[None] if isinstance(value, Tensor) else value for name, value in inputs.items()}
-        state = state_of({**self.fixed, **given}, {})
-        call(self.block, self.components, state)
+        state = self._run(ctx, given)
         replaced = [name for name, value in given.items() if state.get(name) is not value]
         return {name: self._row(name, state.get(name)) for name in (*self.outputs, *replaced)}
 
     def rows(self, ctx: Any, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The block on a batch of these rows, whose pictures are of one size."""
-        for name in ctx.models:
-            setattr(self.components, name, ctx.models[name])
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         given = {name: torch.stack(values) if isinstance(values[0], Tensor) else values for name, values in columns.items()}
-        state = state_of({**self.fixed, **given}, {})
-        call(self.block, self.components, state)
+        state = self._run(ctx, given)
         replaced = [name for name, value in given.items() if state.get(name) is not value]
         found = {name: self._split(name, state.get(name), len(rows)) for name in (*self.outputs, *replaced)}
         return [{name: values[row] for name, values in found.items()} for row in range(len(rows))]
+
+    def _run(self, ctx: Any, given: Mapping[str, Any]) -> PipelineState:
+        """What the blocks leave, from inputs with the batch's dimension."""
+        for name in ctx.models:
+            setattr(self.components, name, ctx.models[name])
+        state = state_of({**self.fixed, **given}, {})
+        for block in self.blocks:
+            call(block, self.components, state)
+        return state
 
     def _split(self, name: str, value: Any, rows: int) -> Sequence[Any]:
         if not isinstance(value, Tensor):
             return value if isinstance(value, list) else [value] * rows
         if len(value) != rows:
-            raise ValueError(f"{type(self.block).__name__} returns {name} of shape {list(value.shape)} for {rows} rows")
+            raise ValueError(f"{type(self.blocks[-1]).__name__} returns {name} of shape {list(value.shape)} for {rows} rows")
         return value.unbind()
 
     def _row(self, name: str, value: Any) -> Any:
@@ -92,7 +95,7 @@ class BlockCall:
         if not isinstance(value, Tensor):
             return value
         if value.shape[0] != 1:
-            raise ValueError(f"{type(self.block).__name__} returns {name} of shape {list(value.shape)} for one row")
+            raise ValueError(f"{type(self.blocks[-1]).__name__} returns {name} of shape {list(value.shape)} for one row")
         return value[0]
 
 

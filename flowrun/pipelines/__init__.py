@@ -2,7 +2,10 @@
 
 A new family is one module here with one subclass of `Pipeline`, and one option file in conf/model.
 
-Legend: B rows, C channels, h w latent height and width, H W picture height and width in pixels, T noise levels.
+A shape is what one row holds in pixels: (height, width) of a picture, (frames, height, width) of a video.
+
+Legend: B rows, C channels, f h w latent frames, height and width (pictures have no f), F H W frames, height and width in
+pixels, T noise levels.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from diffusers import ModelMixin
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -20,6 +24,7 @@ from flowrun.files import HashFile
 from flowrun.flow.guidance import guide
 from flowrun.graph import Unit
 
+Shape = tuple[int, ...]
 NEGATIVE = "negative_"  # before the name of a condition: of the prompt that guidance subtracts
 
 
@@ -39,11 +44,12 @@ class Pipeline(ABC):
     """`models` holds what a stage has loaded. `velocity` computes in the loaded weights' precision and returns fp32."""
 
     Config: ClassVar[type]
+    data: ClassVar[str] = "image"  # what the rows' pixels are called: image | video
     inputs: ClassVar[tuple[str, ...]]  # names that the units read from the data
     conditions: ClassVar[tuple[str, ...]]  # names that `begin` reads
     ragged: ClassVar[tuple[str, ...]] = ()  # those that differ in length from row to row; a batch fills up with zeros
     target: ClassVar[str]  # name of the clean latents
-    denoiser: ClassVar[str] = "transformer"  # the component that `velocity` calls
+    denoisers: ClassVar[tuple[str, ...]] = ("transformer",)  # components that `velocity` calls, each in a range of noise levels
     decoders: ClassVar[tuple[str, ...]] = ()  # components that `decode` calls
     decode_only: ClassVar[tuple[str, ...]] = ()  # parts of them that nothing else calls, so that no gradient comes there
     # component -> the layers that `adapter.targets=auto` means: ends of their names, or a pattern for whole names
@@ -52,6 +58,21 @@ class Pipeline(ABC):
     def __init__(self, config: Any, seed: int) -> None:
         self.config, self.seed = config, seed
         self.models: dict[str, nn.Module] = {}
+        self.trained: tuple[str, ...] = ()  # names that get gradients, set by the run
+
+    @property
+    def denoiser(self) -> str:
+        """The first of them."""
+        return self.denoisers[0]
+
+    @property
+    def trained_range(self) -> tuple[float, float]:
+        """Least and greatest noise level at which what is `trained` is called: where training draws from."""
+        return 0.0, 1.0
+
+    def called(self, least: float, greatest: float) -> tuple[str, ...]:
+        """Those of `denoisers` that `velocity` calls at noise levels from `least` to `greatest`."""
+        return self.denoisers
 
     @abstractmethod
     def components(self) -> dict[str, Component]: ...
@@ -66,12 +87,12 @@ class Pipeline(ABC):
         """Pixels of a picture's side for each of its latents' side."""
 
     @abstractmethod
-    def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
-        """(C, h, w) of a picture of (height, width) pixels. Raises ConfigError when the model cannot take that size."""
+    def latent_shape(self, shape: Shape) -> tuple[int, ...]:
+        """(C, h, w) or (C, f, h, w) of a row of this shape. Raises ConfigError when the model cannot take it."""
 
     @abstractmethod
-    def schedule(self, steps: int, size: tuple[int, int]) -> Tensor:
-        """Noise levels to sample pictures of (height, width) pixels at, from 1 to 0: [steps + 1], fp32."""
+    def schedule(self, steps: int, shape: Shape) -> Tensor:
+        """Noise levels to sample rows of this shape at, from 1 to 0: [steps + 1], fp32."""
 
     def start(self, noise: Tensor, sigmas: Tensor) -> Tensor:
         """Where sampling from noise [B, C, h, w] along the levels `sigmas` begins."""
@@ -89,15 +110,19 @@ class Pipeline(ABC):
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> Any:
         """Batch-level preparation from the `conditions` in `batch`, done once per batch.
 
-        sigmas: the noise levels that will be asked for, [B] in training, [T] in sampling. noise: [B, C, h, w]."""
+        sigmas: the noise levels that will be asked for, [B] in training, [T] in sampling. noise: [B, C, (f,) h, w]."""
 
     @abstractmethod
     def velocity(self, prepared: Any, x: Tensor, sigma: Tensor) -> Tensor:
-        """The network's noise - clean at x [B, C, h, w] and sigma [B]. Returns [B, C, h, w], fp32."""
+        """The network's noise - clean at x [B, C, (f,) h, w] and sigma [B]. Returns the shape of x, fp32."""
 
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
-        """Clean latents [B, C, h, w] -> pictures [B, 3, H, W], fp32 in [-1, 1]."""
+        """Clean latents -> pictures [B, 3, H, W] or videos [B, F, 3, H, W], fp32 in [-1, 1]."""
+
+    def pixel_shape(self, latents: Sequence[int]) -> Shape:
+        """The shape of rows whose latents are (C, h, w): what `latent_shape` undoes."""
+        return tuple(self.reduction * side for side in latents[-2:])
 
     def is_ragged(self, name: str) -> bool:
         """Whether rows of this name, a condition for the prompt or for the negative one, differ in length."""
@@ -116,13 +141,17 @@ class Pipeline(ABC):
         """What the family makes of its velocities for the negative prompt and for the prompt; guidance 1 is none."""
         return guide(negative, positive, guidance)
 
+    def guidance_at(self, sigma: Tensor, guidance: float) -> float:
+        """The guidance at noise level sigma (0-d) when it is asked for as `guidance`."""
+        return guidance
+
     def long_texts(self, texts: Sequence[str]) -> list[str]:
         """Warnings about those that the text encoders cut, counted and named. Loads no weights."""
         return []
 
-    def noise(self, size: tuple[int, int], generator: torch.Generator) -> Tensor:
-        """Where the sampling of one picture starts: [C, h, w], fp32, on the generator's device."""
-        return torch.randn(self.latent_shape(size), generator=generator, device=generator.device)
+    def noise(self, shape: Shape, generator: torch.Generator) -> Tensor:
+        """Where the sampling of one row starts: [C, (f,) h, w], fp32, on the generator's device."""
+        return torch.randn(self.latent_shape(shape), generator=generator, device=generator.device)
 
     def load(self, names: Collection[str], device: torch.device, dtype: torch.dtype) -> None:
         """Give weights to these components: evaluation mode, frozen, in memory of their own. Raises KeyError."""
@@ -134,7 +163,11 @@ class Pipeline(ABC):
 
 
 def _own_weights(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Copy and place every weight: one mapped from a file may be misaligned, which changes a network's last bits."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        kept = dtype if tensor.is_floating_point() else tensor.dtype
+    """Copy and place every weight: one mapped from a file may be misaligned, which changes a network's last bits.
+
+    Parts that a network of diffusers names as too delicate for half precision are held in fp32, as diffusers holds them."""
+    delicate = set(getattr(module, "_keep_in_fp32_modules", None) or ()) if isinstance(module, ModelMixin) else set()
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        wanted = torch.promote_types(dtype, torch.float32) if delicate & set(name.split(".")) else dtype
+        kept = wanted if tensor.is_floating_point() else tensor.dtype
         tensor.data = tensor.data.to(device=device, dtype=kept, copy=True)

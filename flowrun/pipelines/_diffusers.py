@@ -5,7 +5,7 @@ Legend: B rows, C channels, h w latent height and width, H W picture height and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -22,24 +22,25 @@ from flowrun.flow.path import wide
 from flowrun.graph import Unit
 from flowrun.modular import Modular, component_names
 from flowrun.modular.blocks import quiet
-from flowrun.pipelines import Component, Pipeline
+from flowrun.pipelines import Component, Pipeline, Shape
+from flowrun.pipelines._conditions import conditioned
 from flowrun.pipelines._random import RandomWeights
 from flowrun.pipelines._saved import SavedWeights
 from flowrun.pipelines._targets import Target, posterior, target_units
-from flowrun.pipelines._texts import long_texts
+from flowrun.pipelines._texts import long_texts, readers_of
 
 TIME_UNITS = 1000  # what the blocks call time runs from 0 to 1000
 
 
 @dataclass(kw_only=True, slots=True)
-class Saved:
+class Parts:
     weights: str | None         # a folder that save_pretrained made, a hub id, or null: random weights of `components`
     components: dict[str, Any]  # settings of each component; beside `weights` only null, which leaves one out
     target: Target              # draw | mode of what the VAE says of a picture
 
 
 @dataclass(kw_only=True, slots=True)
-class Config(Saved):
+class Config(Parts):
     max_sequence_length: int    # tokens of a caption that the text encoder sees, cut or padded
 
     def __post_init__(self) -> None:
@@ -50,14 +51,12 @@ class Config(Saved):
 class DiffusersPipeline(Pipeline):
     """Subclasses name the family's blocks and say how its latents are packed and normalised."""
 
-    inputs = ("image", "prompt")
     conditions = ("prompt_embeds", "pooled_prompt_embeds")
     target = "target_latents"
     decoders = ("vae",)
     decode_only = ("vae.decoder", "vae.post_quant_conv")
 
     blocks: ClassVar[str]  # diffusers' class of the family's modular blocks, all workflows
-    workflow: ClassVar[str | None] = "text2image"  # None: the blocks have one only
     optional: ClassVar[tuple[str, ...]] = ()  # components that the family can do without
     rewrites: ClassVar[Mapping[str, tuple[str, ...]]]  # block -> inputs that it replaces without saying so
     tokens: ClassVar[Mapping[str, str | None]]  # tokenizer -> the setting that says how many it gives; None: it knows
@@ -65,6 +64,7 @@ class DiffusersPipeline(Pipeline):
 
     def __init__(self, config: Any, seed: int) -> None:
         super().__init__(config, seed)
+        self.inputs = (self.data, "prompt", *self.pictures)
         with quiet("transformers"):  # importing a family's blocks warns of image processors that need torchvision
             workflow = getattr(diffusers, self.blocks)()
             workflow = workflow if self.workflow is None else workflow.get_workflow(self.workflow)
@@ -77,6 +77,16 @@ class DiffusersPipeline(Pipeline):
         )
         self.check()
 
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        """Names of the condition pictures of a row; none for text to image."""
+        return ()
+
+    @property
+    def workflow(self) -> str | None:
+        """Which of the blocks' workflows; None: they have one only."""
+        return "image_conditioned" if self.pictures else "text2image"
+
     def correct(self, workflow: SequentialPipelineBlocks) -> None:
         """Change blocks where they do otherwise than the family's pipeline in diffusers."""
 
@@ -88,10 +98,11 @@ class DiffusersPipeline(Pipeline):
         """Raises ConfigError for settings that do not fit the components."""
 
     def agree(self, setting: str, value: Any, name: str) -> None:
-        """A setting of the denoiser follows from another component. Raises ConfigError."""
-        found = self.configs[self.denoiser][setting]
-        if found != value:
-            raise ConfigError(f"model.components.{self.denoiser}.{setting}", f"is {found}", f"must be {value}, as {name}")
+        """A setting of the denoisers follows from another component. Raises ConfigError."""
+        for denoiser in self.denoisers:
+            found = self.configs[denoiser][setting]
+            if found != value:
+                raise ConfigError(f"model.components.{denoiser}.{setting}", f"is {found}", f"must be {value}, as {name}")
 
     def told(self, conditions: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Any]:
         """The conditions of a batch, [B, ...] each, as the loop reads them. dtype: of the denoiser's weights."""
@@ -140,19 +151,25 @@ class DiffusersPipeline(Pipeline):
         return {name: self._component(name) for name, config in self.configs.items() if config is not None}
 
     def units(self) -> tuple[Unit, ...]:
-        target = target_units(self.config.target, self.moments, self.normalise, self.statistics())
-        return (*self.modular.units(self.inputs), *target)
+        target = target_units(self.config.target, self.moments, self.normalise, self.statistics(), self.data)
+        return (*(conditioned(unit, self.pictures) for unit in self.modular.units(self.inputs)), *target)
 
-    def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
+    def latent_shape(self, shape: Shape) -> tuple[int, ...]:
+        if len(shape) != 2:
+            raise ConfigError("data", f"rows are videos of {shape[0]} frames, and this model takes pictures", "give it pictures")
+        return self.channels, *self.tiled(shape)
+
+    def tiled(self, size: Shape) -> tuple[int, int]:
+        """(height, width) in pixels -> (h, w) in latents. Raises ConfigError when tokens do not fill it."""
         side, (height, width) = self.tile, size
         if height < side or width < side or height % side or width % side:
             what = f"a picture of {height}x{width} pixels does not divide into tiles of {side}x{side}"
             raise ConfigError("data", what, f"choose sizes that are multiples of {side}")
-        return self.channels, height // self.reduction, width // self.reduction
+        return height // self.reduction, width // self.reduction
 
-    def schedule(self, steps: int, size: tuple[int, int]) -> Tensor:
-        like = torch.empty(1, *self.latent_shape(size), device="meta")
-        return self.modular.schedule(steps, size, self.pack(like))  # [steps + 1]
+    def schedule(self, steps: int, shape: Shape) -> Tensor:
+        like = torch.empty(1, *self.latent_shape(shape), device="meta")
+        return self.modular.schedule(steps, shape[-2:], self.pack(like))  # [steps + 1]
 
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> BlockState:
         dtype = next(self.models[self.denoiser].parameters()).dtype
@@ -175,9 +192,9 @@ class DiffusersPipeline(Pipeline):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         vae = self.models["vae"]
-        raw = self.denormalise(wide(latents)).to(next(vae.parameters()).dtype)  # [B, C, h, w]
+        raw = self.denormalise(wide(latents)).to(next(vae.parameters()).dtype)  # [B, C, (f,) h, w]
         rows = [wide(self.pixels(vae, row)) for row in raw.split(1)]  # one by one: large pictures fit
-        return torch.cat(rows).clamp(-1, 1)  # [B, 3, H, W]
+        return torch.cat(rows).clamp(-1, 1)  # [B, (F,) 3, H, W]
 
     def long_texts(self, texts: Sequence[str]) -> list[str]:
         found = []
@@ -221,8 +238,7 @@ class DiffusersPipeline(Pipeline):
         for name in c.components:
             if name not in self.names.networks:
                 raise ConfigError(f"model.components.{name}", "comes with model.weights", "leave it out")
-        optional = {*self.optional, *map(_tokenizer_of, self.optional)}
-        saved = SavedWeights(self.names, c.weights, {*without, *map(_tokenizer_of, without)}, optional)
+        saved = SavedWeights(self.names, c.weights, _with_readers(without), _with_readers(self.optional))
         for name, settings in c.components.items():
             _compare(name, settings or {}, saved.config(name) or {}, c.weights)
         return saved
@@ -235,13 +251,12 @@ class DiffusersPipeline(Pipeline):
 
     def _identity(self, name: str, hash_file: HashFile) -> bytes:
         """Of the network and of the tokenizers that are used beside it: other tokens would be another model."""
-        beside = _tokenizer_of(name)
-        parts = [self.weights.part_identity(beside, hash_file)] if beside in self.names.parts else []
+        parts = [self.weights.part_identity(beside, hash_file) for beside in readers_of(name) if beside in self.names.parts]
         return digest(self.weights.identity(name, hash_file), parts)
 
 
-def _tokenizer_of(network: str) -> str:
-    return network.replace("text_encoder", "tokenizer") if network.startswith("text_encoder") else ""
+def _with_readers(networks: Collection[str]) -> set[str]:
+    return {*networks, *(part for name in networks for part in readers_of(name))}
 
 
 def _compare(name: str, settings: Mapping[str, Any], saved: Mapping[str, Any], weights: str) -> None:

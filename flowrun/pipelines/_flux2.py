@@ -4,33 +4,38 @@ of latents.
 The VAE normalises by the running statistics of a batch normalisation over those squares, which lie among its weights; so
 the target's moments come normalised, and what is left to do without the VAE is the cutting into squares.
 
-Legend: B rows, C channels, h w height and width in squares.
+An editing model sees pictures of a row as further tokens behind those of the noise, told apart by the first of their four
+places. Pictures of more than a megapixel are scaled down to it.
+
+Legend: B rows, N condition pictures of a row, C channels, h w height and width in squares.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from diffusers.modular_pipelines.flux2.before_denoise import Flux2PrepareImageLatentsStep
 from torch import Tensor, nn
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from flowrun.config import ConfigError
 from flowrun.pipelines import _diffusers
+from flowrun.pipelines._conditions import condition_names
 from flowrun.pipelines._diffusers import DiffusersPipeline
 from flowrun.pipelines._squares import pack, unpack
 from flowrun.pipelines._targets import posterior
 
 SIDE = 2  # of a square
+LEAST_SIDE, MOST_ASPECT = 64, 8  # of a condition picture, as diffusers checks it
 # The output is a list of two modules in double blocks, a layer in single ones.
 LORA_LAYERS = r".*attn\.(to_[qkv]|add_[qkv]_proj|to_add_out|to_out\.0|to_qkv_mlp_proj)|single_transformer_blocks\.\d+\.attn\.to_out"
 TEXT_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 
 
 class Flux2(DiffusersPipeline):
-    conditions = ("prompt_embeds",)
-    rewrites = {"text_encoder": ()}
     tokens = {"tokenizer": "max_sequence_length"}
     patch = 1
     lora_targets = {"transformer": LORA_LAYERS, "text_encoder": TEXT_LAYERS}
@@ -39,11 +44,26 @@ class Flux2(DiffusersPipeline):
     class Config(_diffusers.Config):
         text_encoder_out_layers: list[int]  # whose states are joined, as wide as the transformer takes them
         guidance: float | None              # told to a network that was distilled from guided samples; null for others
+        conditions: int                     # pictures of a row that are seen: condition, condition_2 ...; 0: text to image
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        return condition_names(self.config.conditions)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        return ("prompt_embeds", *(["image_latents"] if self.pictures else []))
+
+    @property
+    def rewrites(self) -> dict[str, tuple[str, ...]]:
+        return {"text_encoder": (), **({"vae_encoder": ()} if self.pictures else {})}
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "text_encoder_out_layers": tuple(self.config.text_encoder_out_layers)}
 
     def check(self) -> None:
+        if self.config.conditions < 0:
+            raise ConfigError("model.conditions", f"is {self.config.conditions}", "give a number of pictures; 0: text to image")
         text, layers = self.configs["text_encoder"], self.config.text_encoder_out_layers
         text = text.get("text_config", text)
         depth = text["num_hidden_layers"]
@@ -55,6 +75,23 @@ class Flux2(DiffusersPipeline):
         if told != (self.config.guidance is not None):
             what = f"is {self.config.guidance}, but the transformer {'must' if told else 'cannot'} be told a guidance"
             raise ConfigError("model.guidance", what, "give a number, e.g. 4.0" if told else "set it to null")
+
+    def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
+        height, width = size
+        if self.pictures and (min(size) < LEAST_SIDE or max(size) > MOST_ASPECT * min(size)):
+            what = f"FLUX.2 sees no condition picture of {height}x{width} pixels"
+            fix = f"choose sizes with both sides at least {LEAST_SIDE}, one at most {MOST_ASPECT} times the other"
+            raise ConfigError("data", what, fix)
+        return super().latent_shape(size)
+
+    def told(self, conditions: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Any]:
+        told = super().told(conditions, dtype)
+        if not self.pictures:
+            return told
+        pictures = told["image_latents"].unbind(1)  # N of [B, 4 C, h, w]
+        places = Flux2PrepareImageLatentsStep._prepare_image_ids([picture[:1] for picture in pictures])  # [1, N h w, 4]
+        tokens = torch.cat([self.pack(picture) for picture in pictures], dim=1)  # [B, N h w, 4 C]
+        return {**told, "image_latents": tokens, "image_latent_ids": places.expand(len(tokens), -1, -1).to(tokens.device)}
 
     def given(self, noise: Tensor) -> dict[str, Any]:
         told = {"latents": noise, "batch_size": len(noise)}

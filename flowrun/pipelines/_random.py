@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from diffusers import ModelMixin
 from torch import nn
+from transformers import Qwen2Tokenizer
+from transformers.image_processing_base import ImageProcessingMixin
+from transformers.processing_utils import ProcessorMixin
 
 from flowrun.cache.key import digest
 from flowrun.config import ConfigError
@@ -16,6 +19,8 @@ from flowrun.files import HashFile
 from flowrun.graph import seed_of
 from flowrun.modular import Names
 from flowrun.pipelines._network import configuration
+from flowrun.pipelines._processors import processor
+from flowrun.pipelines._texts import readers_of
 from flowrun.pipelines._tokenizers import tokenizer
 from flowrun.spelling import suggest
 
@@ -60,10 +65,17 @@ class RandomWeights:
         cls = self.names.parts[name]
         if _is_tokenizer(name):
             return tokenizer(cls)
+        if issubclass(cls, ProcessorMixin):
+            return processor(tokenizer(Qwen2Tokenizer), self._given[name], f"{KEY}.{name}")
+        if issubclass(cls, ImageProcessingMixin):
+            return _image_processor(cls, self._given[name], f"{KEY}.{name}")
         return cls(**configuration(cls, self._given[name], f"{KEY}.{name}"))
 
     def part_identity(self, name: str, hash_file: HashFile) -> bytes:
-        return digest(name, self.part(name).backend_tokenizer.to_str())
+        part, settings = self.part(name), json.dumps(self._given.get(name), sort_keys=True)
+        if isinstance(part, ImageProcessingMixin):
+            return digest(name, part.to_json_string())
+        return digest(name, getattr(part, "tokenizer", part).backend_tokenizer.to_str(), settings)
 
     def describe(self, name: str) -> str:
         return f"{self.names.networks[name].__name__}, random weights, seed {self.seed}"
@@ -73,11 +85,12 @@ class RandomWeights:
         if issubclass(cls, ModelMixin):
             return configuration(cls, given, key)
         configuration(cls.config_class, given, key)  # for its checks: the class itself derives more than it is given
-        return cls.config_class(**self._with_vocabulary(name, given)).to_dict()
+        return cls.config_class(**(self._with_vocabulary(name, given) if name.startswith("text_encoder") else given)).to_dict()
 
     def _with_vocabulary(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of a text encoder, with what it must have in common with its tokenizer."""
-        words = self.part(name.replace("text_encoder", "tokenizer"))
+        (reader,) = [part for part in readers_of(name) if part in self.names.parts]
+        words = getattr(self.part(reader), "tokenizer", self.part(reader))
         known = {"vocab_size": len(words), "pad_token_id": words.pad_token_id, "bos_token_id": words.bos_token_id,
                  "eos_token_id": words.eos_token_id}  # fmt: skip
         if "text_config" not in given:
@@ -92,6 +105,15 @@ class RandomWeights:
             if parameter.endswith("pad_token"):  # Z-Image's are left as the memory was
                 nn.init.normal_(value, std=0.02)
         return network
+
+
+def _image_processor(cls: type, given: Mapping[str, Any], key: str) -> Any:
+    """Raises ConfigError for a setting that it does not have."""
+    known = cls.valid_kwargs.__annotations__
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{key}.{name}", f"is no setting of {cls.__name__}", suggest(name, known))
+    return cls(**given)
 
 
 def _is_tokenizer(name: str) -> bool:

@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 INDEX = "model_index.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-SMALL = ["*.json", "*/*.json", "*/*.txt", "*/*.model"]  # configurations and tokenizers
+SMALL = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja"]  # configurations and tokenizers
 HALVES = ["*.fp16*", "*.non_ema*"]  # further copies of the same weights
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # widest first
-CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json")
+CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
 
 
 class SavedWeights:
@@ -87,7 +87,13 @@ class SavedWeights:
         return folder_identity(self._with_weights(name), hash_file)
 
     def part(self, name: str) -> Any:
-        return self.names.parts[name].from_pretrained(self.folder / name, local_files_only=True)
+        """Raises ConfigError for a processor that needs a package which is not installed."""
+        try:
+            return self.names.parts[name].from_pretrained(self.folder / name, local_files_only=True)
+        except ImportError as error:
+            lacking = "torchvision" if "torchvision" in str(error).lower() else " ".join(str(error).split())
+            what = f"the {name} in {self.hub_id or self.folder} needs {lacking}, which is not installed"
+            raise ConfigError("model.weights", what, "install the build that fits your torch: pip install torchvision") from error
 
     def part_identity(self, name: str, hash_file: HashFile) -> bytes:
         files = sorted(path for path in (self.folder / name).iterdir() if path.suffix in MODEL_FILES)
@@ -117,7 +123,7 @@ class SavedWeights:
             kind = self.index.get("_class_name", "pipeline")
             raise ConfigError("model.weights", f"{place}, a {kind}, has no {name}", f"it must have a {cls.__name__} there")
         anything = cls.__name__.startswith("Auto")  # AutoProcessor: whatever the folder says
-        if not anything and found.removesuffix("Fast") != cls.__name__.removesuffix("Fast"):
+        if not anything and _kind(found) != _kind(cls.__name__):
             what = f"{place} has a {found} as {name}, this model a {cls.__name__}"
             raise ConfigError("model.weights", what, "choose the model option of that family")
         if name in self.names.networks and self.hub_id is None:
@@ -132,6 +138,11 @@ class SavedWeights:
         if self.hub_id is not None:
             _download(self.hub_id, [f"{name}/*"])
         return self.folder / name
+
+
+def _kind(name: str) -> str:
+    """Of a class, whatever it computes with."""
+    return name.removesuffix("Fast").removesuffix("Pil")
 
 
 def _download(hub_id: str, patterns: list[str]) -> Path:

@@ -1,9 +1,9 @@
 """The training target through a VAE, in two units: what the VAE says of a picture, and the latents that follow from it.
 
-    target_moments   image -> mean, std of the posterior; calls the VAE, cacheable
+    target_moments   image or video -> mean, std of the posterior; calls the VAE, cacheable
     target_latents   normalise(mean + std noise), drawn anew in each epoch, or normalise(mean); cheap
 
-Legend: C channels, h w latent height and width, H W picture height and width in pixels.
+Legend: C channels, f h w latent frames, height and width (pictures have no f), F H W the same in pixels.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ class Target(Enum):
     mode = "mode"
 
 
-def target_units(target: Target, moments: Moments, normalise: Normalise, settings: Mapping[str, Any]) -> tuple[Unit, Unit]:
-    """moments: VAE, pixels [B, 3, H, W] in [-1, 1] -> mean and standard deviation of their latents, [B, C, h, w] each.
+def target_units(
+    target: Target, moments: Moments, normalise: Normalise, settings: Mapping[str, Any], data: str = "image"
+) -> tuple[Unit, Unit]:
+    """moments: VAE, pixels [B, (F,) 3, H, W] in [-1, 1] -> mean and standard deviation of their latents, [B, C, (f,) h, w] each.
 
-    normalise: the VAE's latents -> the network's; settings: the numbers that it uses."""
+    data: what the rows' pixels are called, image or video. normalise: the VAE's latents -> the network's; settings: the
+    numbers that it uses."""
     says = Unit(
         name="target_moments",
-        input_params=("image",),
+        input_params=(data,),
         output_params=("target_mean", "target_std"),
         onload_model_names=("vae",),
         process=partial(_moments, moments),
@@ -58,25 +61,29 @@ def posterior(vae: nn.Module, pixels: Tensor) -> tuple[Tensor, Tensor]:
     return found.mean, found.std
 
 
-def _moments(moments: Moments, ctx: Any, image: Tensor) -> dict[str, Tensor]:
-    """image: uint8 [3, H, W] -> mean and standard deviation of its latents, each [C, h, w]."""
-    return _moments_of_rows(moments, ctx, [{"image": image}])[0]
+def in_units(pixels: Tensor, vae: nn.Module) -> Tensor:
+    """uint8 -> [-1, 1], on the VAE's device and in its precision; the same shape."""
+    weight = next(vae.parameters())
+    return (pixels.to(weight.device).float() / 127.5 - 1).to(weight.dtype)
+
+
+def _moments(moments: Moments, ctx: Any, **pixels: Tensor) -> dict[str, Tensor]:
+    """uint8 [(F,) 3, H, W] -> mean and standard deviation of its latents, each [C, (f,) h, w]."""
+    return _moments_of_rows(moments, ctx, [pixels])[0]
 
 
 def _moments_of_rows(moments: Moments, ctx: Any, rows: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
     vae = ctx.models["vae"]
-    weight = next(vae.parameters())
-    images = torch.stack([row["image"] for row in rows]).to(weight.device)  # uint8 [B, 3, H, W]
-    mean, std = moments(vae, (images.float() / 127.5 - 1).to(weight.dtype))  # pixels in [-1, 1]
+    mean, std = moments(vae, in_units(torch.stack([pixels for row in rows for pixels in row.values()]), vae))
     return [{"target_mean": m, "target_std": s} for m, s in zip(mean, std, strict=True)]
 
 
 def _draw(normalise: Normalise, ctx: Any, target_mean: Tensor, target_std: Tensor) -> dict[str, Tensor]:
-    """normalise(mean + std noise): [C, h, w], fp32."""
+    """normalise(mean + std noise): [C, (f,) h, w], fp32."""
     noise = torch.randn(target_mean.shape, generator=ctx.generator).to(target_mean.device)
     return {"target_latents": normalise(wide(target_mean) + wide(target_std) * noise)}
 
 
 def _mode(normalise: Normalise, ctx: Any, target_mean: Tensor) -> dict[str, Tensor]:
-    """normalise(mean): [C, h, w], fp32."""
+    """normalise(mean): [C, (f,) h, w], fp32."""
     return {"target_latents": normalise(wide(target_mean))}

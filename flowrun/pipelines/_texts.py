@@ -10,6 +10,16 @@ AT_ONCE = 1000  # texts that are counted; what a tokenizer returns for all of 10
 SHOWN, NAMED = 60, 5  # letters of a long text, and long texts, in a warning
 
 
+def readers_of(network: str) -> tuple[str, ...]:
+    """Parts of a pipeline that may make a network's inputs: of a text encoder its tokenizer, or a processor of texts and
+    pictures; of an image encoder what scales pictures."""
+    if network == "image_encoder":
+        return ("image_processor",)
+    if not network.startswith("text_encoder"):
+        return ()
+    return tuple(network.replace("text_encoder", kind) for kind in ("tokenizer", "processor"))
+
+
 def turn(tokenizer: Any, enable_thinking: bool) -> int:
     """Tokens that a chat's template puts around what the user says."""
     said = tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False, add_generation_prompt=True,
@@ -17,13 +27,12 @@ def turn(tokenizer: Any, enable_thinking: bool) -> int:
     return len(tokenizer(said)["input_ids"])
 
 
-def none(tokenizer: Any) -> int:
-    """Of tokens around a text."""
+def no_template(tokenizer: Any) -> int:
     return 0
 
 
-def long_texts(name: str, tokenizer: Callable[[], Any], most: int, texts: Sequence[str], around: Callable[[Any], int] = none,
-               rest: str = "is cut off") -> list[str]:  # fmt: skip
+def long_texts(name: str, tokenizer: Callable[[], Any], most: int, texts: Sequence[str],
+               around: Callable[[Any], int] = no_template, rest: str = "is cut off") -> list[str]:  # fmt: skip
     """One warning that counts and names the texts of more than `most` tokens, or none. name: the tokenizer's. rest: what
     becomes of what is too much.
 

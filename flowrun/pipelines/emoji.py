@@ -21,7 +21,7 @@ from flowrun.config import ConfigError
 from flowrun.flow.path import wide
 from flowrun.flow.schedule import sigmas
 from flowrun.graph import Unit
-from flowrun.pipelines import Component, Pipeline
+from flowrun.pipelines import Component, Pipeline, Shape
 from flowrun.pipelines import _minilm as minilm
 from flowrun.pipelines._network import Network, configuration, find_weights
 from flowrun.pipelines._texts import long_texts
@@ -140,15 +140,17 @@ class EmojiPipeline(Pipeline):
     def reduction(self) -> int:
         return self.config.latents.patch
 
-    def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
+    def latent_shape(self, shape: Shape) -> tuple[int, ...]:
+        if len(shape) != 2:
+            raise ConfigError("data", f"rows are videos of {shape[0]} frames, and this model takes pictures", "give it pictures")
         patch = self.config.latents.patch
-        height, width = size
+        height, width = shape
         if height < patch or width < patch or height % patch or width % patch:
             what = f"a picture of {height}x{width} pixels does not divide into tiles of {patch}x{patch}"
             raise ConfigError("data", what, f"choose sizes that are multiples of model.latents.patch = {patch}")
         return 3 * patch**2, height // patch, width // patch
 
-    def schedule(self, steps: int, size: tuple[int, int]) -> Tensor:
+    def schedule(self, steps: int, shape: Shape) -> Tensor:
         return sigmas(steps, self.config.scheduler.shift)  # [steps + 1]
 
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> Prepared:

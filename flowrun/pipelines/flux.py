@@ -1,58 +1,9 @@
-"""FLUX.1 (Black Forest Labs 2024): CLIP's pooled state, T5, a transformer on packed 2x2 squares of latents.
-
-[dev] was distilled from guided samples and is told their guidance; [schnell] is not told any.
-
-Legend: B rows.
-"""
+"""FLUX.1 [dev] and [schnell] (Black Forest Labs 2024): text to image."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
-
-from flowrun.config import ConfigError
-from flowrun.pipelines import _diffusers
-from flowrun.pipelines._diffusers import DiffusersPipeline
-from flowrun.pipelines._squares import pack, unpack
+from flowrun.pipelines._flux1 import Flux1
 
 
-class Flux(DiffusersPipeline):
+class Flux(Flux1):
     blocks = "FluxAutoBlocks"
-    rewrites = {"text_encoder": ()}
-    tokens = {"tokenizer": None, "tokenizer_2": "max_sequence_length"}
-    lora_targets = {
-        "transformer": (
-            "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-            "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-            "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
-        ),
-        "text_encoder": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj"),
-    }  # fmt: skip
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(_diffusers.Config):
-        guidance: float | None  # told to a network that was distilled from guided samples; null for others
-
-    def check(self) -> None:
-        c = self.configs
-        self.agree("in_channels", self.patch**2 * c["vae"]["latent_channels"], "vae.latent_channels in squares of 2x2")
-        self.agree("pooled_projection_dim", c["text_encoder"]["hidden_size"], "text_encoder.hidden_size")
-        self.agree("joint_attention_dim", c["text_encoder_2"]["d_model"], "text_encoder_2.d_model")
-        if c["transformer"]["guidance_embeds"] != (self.config.guidance is not None):
-            told = c["transformer"]["guidance_embeds"]
-            what = f"is {self.config.guidance}, but the transformer {'must' if told else 'cannot'} be told a guidance"
-            raise ConfigError("model.guidance", what, "give a number, e.g. 3.5" if told else "set it to null")
-
-    def given(self, noise: Tensor) -> dict[str, Any]:
-        if self.config.guidance is None:
-            return {}
-        return {"guidance": torch.full([len(noise)], float(self.config.guidance), device=noise.device)}  # [B], fp32
-
-    def pack(self, latents: Tensor) -> Tensor:
-        return pack(latents, self.patch)
-
-    def unpack(self, packed: Tensor, like: Tensor) -> Tensor:
-        return unpack(packed, self.patch, like)

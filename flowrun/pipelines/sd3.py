@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flowrun.config import ConfigError
-from flowrun.pipelines import _diffusers
+from flowrun.pipelines import Shape, _diffusers
 from flowrun.pipelines._diffusers import DiffusersPipeline
 
 CLIP_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
@@ -29,10 +29,10 @@ class StableDiffusion3(DiffusersPipeline):
         if c["text_encoder_3"] is not None:
             self.agree("joint_attention_dim", c["text_encoder_3"]["d_model"], "text_encoder_3.d_model")
 
-    def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
-        channels, height, width = super().latent_shape(size)
+    def latent_shape(self, shape: Shape) -> tuple[int, ...]:
+        channels, height, width = super().latent_shape(shape)
         most = self.configs["transformer"]["pos_embed_max_size"] * self.patch
         if max(height, width) > most:
-            what = f"a picture of {size[0]}x{size[1]} pixels is larger than the transformer has places for"
+            what = f"a picture of {shape[0]}x{shape[1]} pixels is larger than the transformer has places for"
             raise ConfigError("data", what, f"at most {most * self.reduction} pixels on a side")
         return channels, height, width

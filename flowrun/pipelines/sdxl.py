@@ -20,7 +20,7 @@ from torch import Tensor
 from flowrun.config import ConfigError
 from flowrun.flow import diffusion
 from flowrun.flow.path import wide
-from flowrun.pipelines import _diffusers
+from flowrun.pipelines import Shape, _diffusers
 from flowrun.pipelines._diffusers import DiffusersPipeline
 
 CLIP_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
@@ -34,9 +34,9 @@ class Prepared:
 
 
 class StableDiffusionXL(DiffusersPipeline):
-    Config = _diffusers.Saved
+    Config = _diffusers.Parts
     blocks = "StableDiffusionXLAutoBlocks"
-    denoiser = "unet"
+    denoisers = ("unet",)
     conditions = ("prompt_embeds", "pooled_prompt_embeds")
     rewrites = {"text_encoder": ()}
     tokens = {"tokenizer": None, "tokenizer_2": None}
@@ -61,7 +61,7 @@ class StableDiffusionXL(DiffusersPipeline):
         """The UNet halves the latents so often."""
         return self.reduction * 2 ** (len(self.configs["unet"]["block_out_channels"]) - 1)
 
-    def schedule(self, steps: int, size: tuple[int, int]) -> Tensor:
+    def schedule(self, steps: int, shape: Shape) -> Tensor:
         scheduler = self.modular.part("scheduler")
         scheduler.set_timesteps(steps)
         ratios = scheduler.sigmas.double().cpu()

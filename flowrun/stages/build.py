@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
-from torch import Tensor
 
 from flowrun import adapters
 from flowrun.checkpoint import Checkpoints
@@ -18,10 +16,10 @@ from flowrun.config import ConfigError
 from flowrun.dist import Dist
 from flowrun.feed import Feed, NoRecords
 from flowrun.graph import Executor
-from flowrun.prompts import encode
+from flowrun.prompts import Asked, encode
 from flowrun.stages.preview import Preview
 from flowrun.stages.train import Training
-from flowrun.stages.trainer import Trainer
+from flowrun.stages.trainer import Trainer, wrapped
 from flowrun.tracking import Tracked, Trackers
 
 if TYPE_CHECKING:
@@ -57,10 +55,7 @@ def build_training(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
     checkpoints = Checkpoints((resume_from or folder) / "checkpoints", run.train.keep)
     start = _resume(trainer, checkpoints) if resume_from else 0
     trackers = Trackers(assembly.trackers, _tracked(assembly, folder, start)) if dist.is_main else None
-    size = Counter(row.size for row in assembly.rows).most_common(1)[0][0]
-    preview = Preview(
-        run.sample, pipeline, _encoder(assembly, executor(assembly.prompt_split.units)), size, folder / "samples"
-    )
+    preview = Preview(run.sample, pipeline, _asked(assembly, executor(assembly.prompt_split.units)), folder / "samples")
     return Training(
         trainer, preview, checkpoints, trackers, folder, assembly.task.trainable_models, assembly.adapter, start
     )
@@ -80,7 +75,8 @@ def _load(assembly: Assembly, dist: Dist) -> None:
 
     dist.each(load)
     # Units call an encoder once per row, so its gradients are averaged by hand: see Trainer.
-    pipeline.models[pipeline.denoiser] = dist.prepare(pipeline.models[pipeline.denoiser])
+    if (name := wrapped(assembly.algorithm, pipeline)) is not None:
+        pipeline.models[name] = dist.prepare(pipeline.models[name])
 
 
 def _checkpoint_gradients(name: str, model: Any) -> None:
@@ -110,12 +106,12 @@ def _tracked(assembly: Assembly, folder: Path, start: int) -> Tracked:
     return Tracked(directory=folder, config=config, plan=str(assembly.plan), start=start)
 
 
-def _encoder(assembly: Assembly, executor: Executor) -> Callable[[], Mapping[str, Mapping[str, Tensor]]]:
-    """Conditions of the prompts: computed once when nothing in them is trained, else anew each time."""
-    split, library = assembly.prompt_split, assembly.library
-    records = library.prompt_records() if library else [{} for _ in assembly.prompts]
-    fresh = partial(encode, assembly.prompts, split, executor, records, assembly.pipeline.conditions, assembly.run.seed)
+def _asked(assembly: Assembly, executor: Executor) -> Callable[[], list[Asked]]:
+    """What is drawn, with its conditions: computed once when nothing in them is trained, else anew each time."""
+    a, library = assembly, assembly.library
+    records = library.prompt_records() if library else [{} for _ in a.prompts]
+    fresh = partial(encode, a.drawn, a.prompts, a.prompt_split, executor, records, a.pipeline.conditions, a.run.seed)
     if executor.gradient_units:
-        return fresh
+        return lambda: a.drawn.asked(fresh())
     encoded = fresh()
-    return lambda: encoded
+    return lambda: a.drawn.asked(encoded)

@@ -1,19 +1,18 @@
-"""Sample grids while training: fixed prompts and seeds, averaged weights, no effect on what is trained."""
+"""Sample grids while training: fixed prompts or rows, and seeds, averaged weights, no effect on what is trained."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from torch import Tensor
 
 from flowrun import grids
 from flowrun.config import Sample
 from flowrun.disk import saving
 from flowrun.pipelines import Pipeline
-from flowrun.sampling import pictures
+from flowrun.prompts import Asked
+from flowrun.sampling import Picture, pictures
 from flowrun.stages.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -21,16 +20,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Preview:
-    """encode: the prompts' conditions, computed under the weights of the moment. size: (height, width) of the pictures."""
+    """asked: what to draw, with conditions computed under the weights of the moment."""
 
     sample: Sample
     pipeline: Pipeline
-    encode: Callable[[], Mapping[str, Mapping[str, Tensor]]]
-    size: tuple[int, int]
+    asked: Callable[[], Sequence[Asked]]
     folder: Path
 
     def due(self, step: int, last: int) -> bool:
-        return bool(self.sample.prompts) and (step % self.sample.every == 0 or step == last)
+        return bool(self.sample.prompts or self.sample.rows) and (step % self.sample.every == 0 or step == last)
 
     def path(self, step: int) -> Path:
         """The grid of `step`."""
@@ -39,16 +37,13 @@ class Preview:
     def save(self, trainer: Trainer, step: int) -> Path:
         """Draw the grid of `step`; returns its path. Raises Failure when the disk is full."""
         with trainer.weights_applied(), trainer.dist.autocast():
-            drawn = pictures(
-                self.pipeline,
-                self.encode(),
-                self.sample.prompts,
-                self.sample.seeds,
-                self.size,
-                self.sample.steps,
-                self.sample.guidance,
-            )
+            drawn = [picture for asked in self.asked() for picture in self._draw(asked)]
         with saving(self.folder, f"samples of step {step}"):
             path = grids.save(self.folder, step, drawn)
         log.info("samples of step %d: %s", step, path)
         return path
+
+    def _draw(self, asked: Asked) -> list[Picture]:
+        s = self.sample
+        found = pictures(self.pipeline, asked.encoded, asked.prompts, s.seeds, asked.shape, s.steps, s.guidance)
+        return [replace(picture, seen=asked.seen) for picture in found]

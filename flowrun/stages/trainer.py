@@ -35,6 +35,13 @@ SHOWN = 20  # parameters without a gradient that are listed by name
 TRAINED, AVERAGE, OPTIMIZER, SCHEDULE = "trained", "average", "optimizer", "schedule"  # groups of a checkpoint
 
 
+def wrapped(algorithm: Algorithm, pipeline: Pipeline) -> str | None:
+    """The network that stands in a wrapper which averages its gradients over the processes as they are computed. None where
+    several networks take turns: a process that calls one would wait for ever for those that call another."""
+    networks = algorithm.networks(pipeline)
+    return networks[0] if len(networks) == 1 else None
+
+
 @dataclass
 class Trainer:
     """steps: updates in the whole run. end: batches after which the epochs asked for are complete; None when steps govern."""
@@ -52,8 +59,8 @@ class Trainer:
         self.parameters = trained_parameters(self.pipeline.models)
         self.optimizer = make_optimizer(self.run.optimizer, self.parameters)
         self.schedule = make_schedule(self.run.optimizer, self.optimizer, self.steps)
-        denoiser = f"{self.pipeline.denoiser}."
-        self._outside = [p for name, p in self.parameters.items() if not name.startswith(denoiser)]  # of the wrapper
+        self._wrapped = wrapped(self.algorithm, self.pipeline)
+        self._outside = [p for name, p in self.parameters.items() if name.split(".")[0] != self._wrapped]
         self.saved = 0  # updates in the newest checkpoint, 0 while there is none
         self._looked = False  # for parameters without a gradient
         self.ema = Ema(list(self.parameters.values()), self.run.optimizer.ema) if self.run.optimizer.ema else None
@@ -64,7 +71,7 @@ class Trainer:
         Raises Failure when loss or gradient is not finite, by all processes; the weights are then as before the step."""
         rate, window, means, bad = self.schedule.get_last_lr()[0], self._window(step), {}, []
         for micro, (visits, share) in enumerate(window):
-            with self.dist.syncing(self.pipeline.models[self.pipeline.denoiser], micro == len(window) - 1):
+            with self._syncing(micro == len(window) - 1):
                 for name, value in self._micro(step, micro, visits, share, bad).items():
                     means[name] = means.get(name, 0.0) + value * share
         means = self.dist.sum_each(means)
@@ -73,6 +80,9 @@ class Trainer:
             raise Failure(f"step {step + 1}: the loss is {means['loss']} for {rows}", self._remedy(), by_all=True)
         norm = self._update(step)
         return {**means, "grad_norm": norm, "lr": rate}
+
+    def _syncing(self, last: bool) -> Any:
+        return nullcontext() if self._wrapped is None else self.dist.syncing(self.pipeline.models[self._wrapped], last)
 
     def _window(self, step: int) -> list[tuple[list[Visit], float]]:
         """This process's micro-batches, each with its share of the rows of the whole step.

@@ -66,6 +66,38 @@ def test_shift_three_moves_uniform_draws_toward_noise():
     assert float(draws.mean()) == pytest.approx(1.5 - 0.75 * math.log(3), abs=0.006)
 
 
+@pytest.mark.parametrize("least, greatest", [(0.875, 1.0), (0.0, 0.875), (0.2, 0.4)])
+@pytest.mark.parametrize("density, mean, std, shift", [
+    (Density.uniform, 0.0, 1.0, 1.0), (Density.uniform, 0.0, 1.0, 3.0), (Density.logit_normal, 0.0, 1.0, 1.0),
+    (Density.logit_normal, -0.5, 1.2, 3.0),
+])  # fmt: skip
+def test_draws_within_a_range_are_those_of_the_whole_density_that_lie_there(density, mean, std, shift, least, greatest):
+    """P(sigma' <= x | range) = (P(x) - P(least)) / (P(greatest) - P(least)), with P in closed form."""
+
+    def whole(s):
+        s = torch.as_tensor(s, dtype=torch.float64).clamp(0, 1)
+        if density is Density.uniform:
+            return s / (shift + (1 - shift) * s)
+        return logit_normal(mean + math.log(shift), std)(s.clamp(1e-12, 1 - 1e-12))
+
+    draws = draw(density, mean, std, shift, ROWS, torch.Generator().manual_seed(0), least, greatest)
+    share = whole(greatest) - whole(least)
+    assert distance(draws, lambda s: (whole(s) - whole(least)) / share) < BOUND
+    assert draws.min() >= least and draws.max() <= greatest and draws.dtype == torch.float32 and draws.min() > 0
+    everything = draw(density, mean, std, shift, ROWS, torch.Generator().manual_seed(1))
+    kept = everything[(everything >= least) & (everything <= greatest)]  # by rejection
+    assert abs(float(draws.mean() - kept.mean())) < 4 * float(kept.std()) * (len(kept) ** -0.5 + ROWS**-0.5)
+    assert abs(len(kept) / ROWS - float(share)) < 4 / math.sqrt(ROWS)
+
+
+@pytest.mark.parametrize("mean, least, greatest", [(-12.0, 0.9, 1.0), (12.0, 0.0, 0.1)])
+def test_a_range_far_out_in_a_densitys_tail_is_drawn_from_all_the_same(mean, least, greatest):
+    draws = draw(Density.logit_normal, mean, 1.0, 1.0, 1000, torch.Generator().manual_seed(0), least, greatest)
+    assert draws.isfinite().all() and draws.min() >= least and draws.max() <= greatest and len(draws.unique()) > 900
+    near = draws > 0.9 if mean < 0 else draws < 0.1
+    assert near.double().mean() > 0.9  # the tail falls so fast that nearly all lie at the near end
+
+
 def test_draws_depend_on_the_generator_alone():
     torch.manual_seed(1)
     a = sample(Density.logit_normal, seed=5)

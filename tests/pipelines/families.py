@@ -14,10 +14,12 @@ from flowrun.config import Model
 from flowrun.graph import Draws, Executor, State, UnitGraph
 from flowrun.pipelines._diffusers import DiffusersPipeline
 from flowrun.registry import PIPELINES
-from tests.pipelines.oracles import ORACLES, Oracle
+from tests.pipelines.oracles import ORACLES, Editing, Oracle
 
 CPU, SIZE = torch.device("cpu"), (64, 64)
 FAMILIES = tuple(ORACLES)
+EDITORS = tuple(family for family, cls in ORACLES.items() if issubclass(cls, Editing))
+FROM_TEXT = tuple(family for family in FAMILIES if family not in EDITORS)
 PROMPTS = ["a red apple", "a very small cat on top of a large house", ""]
 
 
@@ -51,13 +53,24 @@ def theirs(family: str) -> DiffusionPipeline:
     return oracle(family).whole
 
 
-def encoded(pipeline: DiffusersPipeline, prompts: list[str]) -> dict[str, torch.Tensor]:
-    """The conditions of each prompt, encoded alone: name -> [B, ...]."""
+def seen(pipeline: DiffusersPipeline, row: int, size: tuple[int, int] = SIZE) -> dict[str, torch.Tensor]:
+    """The condition pictures of a row, for families that see any: name -> uint8 [3, H, W]."""
+    return {name: picture(100 + 10 * row + number, size) for number, name in enumerate(pipeline.pictures)}
+
+
+def encoded(pipeline: DiffusersPipeline, prompts: list[str], size: tuple[int, int] = SIZE, first: int = 0) -> dict[str, torch.Tensor]:
+    """The conditions of each prompt, encoded alone, beside the pictures of row `first`, ...: name -> [B, ...]."""
     units = pipeline.units()
     units = [units[i] for i in sorted(UnitGraph(units).needed_for([("shared", name) for name in pipeline.conditions]))]
     executor = Executor(units, pipeline.models)
-    states = executor.run_batch([(State(shared={"prompt": p}), Draws(0, p, 0), {}) for p in prompts])
-    return {name: pad_sequence([state.shared[name] for state in states], batch_first=True) for name in pipeline.conditions}
+    jobs = [(State(shared={"prompt": p, **seen(pipeline, row, size)}), Draws(0, p, 0), {}) for row, p in enumerate(prompts, first)]
+    states = executor.run_batch(jobs)
+    return {
+        name: pad_sequence([state.shared[name] for state in states], batch_first=True)
+        if name in pipeline.ragged
+        else torch.stack([state.shared[name] for state in states])
+        for name in pipeline.conditions
+    }
 
 
 def run_unit(pipeline: DiffusersPipeline, name: str, draws: Draws, **inputs: Any) -> dict[str, Any]:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
+from unittest import mock
 
 import diffusers
 import torch
 from diffusers import DiffusionPipeline
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
+from PIL import Image
 from torch import Tensor
 
 from flowrun.pipelines._diffusers import DiffusersPipeline
@@ -24,10 +27,14 @@ class Oracle:
 
     def __init__(self, ours: DiffusersPipeline) -> None:
         self.ours = ours
-        parts = {name: ours.weights.part(name) for name in ours.names.parts}
+        parts = {**self.more(ours), **{name: ours.weights.part(name) for name in ours.names.parts}}
         self.whole: DiffusionPipeline = getattr(diffusers, self.cls)(**ours.models, **parts)
         self.whole.set_progress_bar_config(disable=True)
         self.tokens = getattr(ours.config, "max_sequence_length", None)
+
+    def more(self, ours: DiffusersPipeline) -> dict[str, Any]:
+        """Parts that diffusers' pipeline has and ours finds in others."""
+        return {}
 
     def embeddings(self, prompts: Sequence[str]) -> list[dict[str, Tensor]]:
         """The conditions of each prompt, encoded together."""
@@ -213,7 +220,68 @@ class SDXL(Oracle):
         return self.whole.vae.decode(latents / self.whole.vae.config.scaling_factor).sample.clamp(-1, 1)
 
 
+class Editing:
+    """Pipelines that see pictures, those of one row at a time."""
+
+    def sampled(self, noise: Tensor, prompts: Sequence[str], steps: int, guidance: float,
+                pictures: Sequence[Sequence[Image.Image]]) -> Tensor:  # fmt: skip
+        """pictures: those that each row sees."""
+        height, width = (self.ours.reduction * side for side in noise.shape[-2:])
+        common = {"num_inference_steps": steps, "output_type": "pt", "height": height, "width": width, **self.set(height * width)}
+        return torch.cat([
+            self.whole(image=list(seen), prompt=prompt, latents=self.packed(start), **common, **self.said([prompt], guidance)).images
+            for start, prompt, seen in zip(noise.split(1), prompts, pictures, strict=True)
+        ])  # fmt: skip
+
+    def set(self, area: int) -> dict[str, Any]:
+        """Further settings of the call. area: pixels of what is drawn."""
+        return {"max_sequence_length": self.tokens}
+
+    def heard(self, noise: Tensor, prompt: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
+        """What the network hears at first of one row beside the noise: tokens of the caption, tokens of the pictures."""
+        told: list[dict[str, Any]] = []
+        hook = self.whole.transformer.register_forward_pre_hook(lambda _, __, named: told.append(named), with_kwargs=True)
+        try:
+            self.sampled(noise, [prompt], 2, 1.0, [pictures])
+        finally:
+            hook.remove()
+        own = noise[0, 0].numel() // self.ours.patch**2
+        return {"prompt_embeds": told[0]["encoder_hidden_states"], "image_latents": told[0]["hidden_states"][:, own:]}
+
+
+class FluxKontext(Editing, Flux):
+    cls = "FluxKontextPipeline"
+
+    def set(self, area: int) -> dict[str, Any]:
+        return {**super().set(area), "_auto_resize": self.ours.config.preferred_sizes, "max_area": area}
+
+
+class Flux2Edit(Editing, Flux2):
+    pass
+
+
+class Flux2KleinEdit(Editing, Flux2Klein):
+    pass
+
+
+class QwenImageEdit(Editing, QwenImage):
+    cls = "QwenImageEditPlusPipeline"
+
+    def more(self, ours: DiffusersPipeline) -> dict[str, Any]:
+        return {"tokenizer": ours.weights.part("processor").tokenizer}
+
+    def set(self, area: int) -> dict[str, Any]:
+        return {}
+
+    def sampled(self, *arguments: Any) -> Tensor:
+        config = self.ours.config
+        areas = {"VAE_IMAGE_SIZE": config.latents_area, "CONDITION_IMAGE_SIZE": config.reading_area}
+        with mock.patch.multiple(pipeline_qwenimage_edit_plus, **areas):
+            return super().sampled(*arguments)
+
+
 ORACLES: dict[str, type[Oracle]] = {
     "sd3": SD3, "flux": Flux, "flux2": Flux2, "flux2_klein": Flux2Klein, "qwen_image": QwenImage, "z_image": ZImage,
     "sdxl": SDXL,
+    "flux_kontext": FluxKontext, "flux2_edit": Flux2Edit, "flux2_klein_edit": Flux2KleinEdit, "qwen_image_edit": QwenImageEdit,
 }  # fmt: skip

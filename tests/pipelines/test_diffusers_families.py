@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from flowrun.adapters import Config, Kind, attach
 from flowrun.config import ConfigError
+from flowrun.data._picture import from_tensor
 from flowrun.flow.path import mix
 from flowrun.graph import Draws, Executor, State
 from flowrun.sampling import denoise
 from tests.pipelines.families import (
     FAMILIES,
+    FROM_TEXT,
     PROMPTS,
     SIZE,
     encoded,
@@ -29,14 +31,16 @@ from tests.pipelines.families import (
     oracle,
     picture,
     run_unit,
+    seen,
     theirs,
 )
 from tests.pipelines.oracles import Oracle
 
 every = pytest.mark.parametrize("family", FAMILIES)
+from_text = pytest.mark.parametrize("family", FROM_TEXT)
 
 
-@every
+@from_text
 def test_captions_encoded_one_by_one_are_those_of_a_padded_batch(family: str) -> None:
     with torch.no_grad():
         truth = oracle(family).embeddings(PROMPTS)
@@ -50,7 +54,7 @@ def test_captions_encoded_one_by_one_are_those_of_a_padded_batch(family: str) ->
             assert truth[0][name].shape != truth[1][name].shape or not torch.equal(truth[0][name], truth[1][name])
 
 
-@every
+@from_text
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
 @pytest.mark.parametrize("size", [(64, 64), (32, 96)])
 def test_sampling_gives_the_pictures_of_diffusers(family: str, guidance: float, size: tuple[int, int]) -> None:
@@ -66,7 +70,7 @@ def test_sampling_gives_the_pictures_of_diffusers(family: str, guidance: float, 
     assert truth.std() > 0.01 and (truth[0] - truth[1]).abs().max() > 1e-3
 
 
-@every
+@from_text
 @pytest.mark.parametrize("size", [(64, 64), (128, 96)])
 def test_noise_levels_are_the_schedulers_own(family: str, size: tuple[int, int]) -> None:
     pipeline = loaded(family)
@@ -120,7 +124,7 @@ def test_captions_of_different_length_make_one_batch(family: str) -> None:
     with torch.no_grad():
         batch = pipeline.velocity(pipeline.begin(conditions, sigma, x), x, sigma)
         for row in range(3):
-            one = encoded(pipeline, PROMPTS[row : row + 1])
+            one = encoded(pipeline, PROMPTS[row : row + 1], first=row)
             alone = pipeline.velocity(pipeline.begin(one, sigma[row : row + 1], x[row : row + 1]), x[row : row + 1], sigma[row : row + 1])
             torch.testing.assert_close(batch[row : row + 1], alone, atol=1e-5, rtol=1e-5)
     assert batch.shape == x.shape and batch.dtype == torch.float32
@@ -160,7 +164,7 @@ class Known(nn.Module):
         return self.truth.answer(self.velocity, *self.at)
 
 
-@every
+@from_text
 def test_a_constant_velocity_leads_from_the_noise_to_the_clean_latents(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the network's own sign and time; a wrong one would end elsewhere, or be told at the wrong time."""
     pipeline, truth = copy.copy(loaded(family)), oracle(family)
@@ -228,7 +232,7 @@ def test_gradients_reach_what_is_trained_and_nothing_else(family: str, name: str
     none = Config(kind=Kind.none, variant=None, lora_base_model=[], targets="auto", rank=None, alpha=None, dropout=None, init_from=None)
     attach(pipeline.models, [name], none, pipeline.lora_targets, seed=0)
     executor = Executor(pipeline.units(), pipeline.models, trained=[name])
-    state = executor.run(State(shared={"prompt": "a red apple", "image": picture()}), Draws(0, "row", 0))
+    state = executor.run(State(shared={"prompt": "a red apple", "image": picture(), **seen(pipeline, 0)}), Draws(0, "row", 0))
     batch = {n: state.shared[n][None] for n in (*pipeline.conditions, pipeline.target)}
     clean, sigma = batch[pipeline.target], torch.tensor([0.5])
     noise = normal(*clean.shape)
@@ -240,34 +244,42 @@ def test_gradients_reach_what_is_trained_and_nothing_else(family: str, name: str
 
 @every
 def test_the_table_of_undeclared_rewrites_is_what_the_blocks_do(family: str) -> None:
-    """Each encoding block runs on the tiny model with all inputs given; the inputs that it replaces are the table's."""
+    """Each encoding step runs on the tiny model with all inputs given; the inputs that it replaces are the table's."""
     pipeline = loaded(family)
-    seen = {}
-    for name, block in pipeline.modular._encoding.items():
+    found = {}
+    for name, blocks in pipeline.modular._encoding.items():
         components = pipeline.modular._pipeline(list(pipeline.names.parts))
         for network, module in pipeline.models.items():
             setattr(components, network, module)
-        texts = {i.name: [f"text {i.name}"] for i in block.inputs if "prompt" in i.name}
-        given = {**texts, "clip_skip": 0, "joint_attention_kwargs": {}, "cross_attention_kwargs": {}, **pipeline.modular.settings}
-        given = {i.name: given[i.name] for i in block.inputs}  # a new input needs a value above
+        asked = {i.name for block in blocks for i in block.inputs} - {n for b in blocks[:-1] for n in b.intermediate_output_names}
+        texts = {name: [f"text {name}"] for name in asked if "prompt" in name}
+        more = {"clip_skip": 0, "joint_attention_kwargs": {}, "cross_attention_kwargs": {}, "generator": torch.Generator(),
+                "image": from_tensor(picture()), "height": 64, "width": 64}  # fmt: skip
+        given = {**texts, **more, **pipeline.modular.settings}
+        given = {name: given[name] for name in asked}  # a new input needs a value above
         state = PipelineState(values=dict(given))
-        block(components, state)
-        seen[name] = tuple(n for n, value in given.items() if state.values[n] is not value)
-    assert seen == dict(pipeline.rewrites)
+        for block in blocks:
+            block(components, state)
+        found[name] = tuple(n for n, value in given.items() if state.values[n] is not value)
+    assert found == dict(pipeline.rewrites)
 
 
 @every
 def test_units_declare_what_the_blocks_declare(family: str) -> None:
     pipeline = loaded(family)
-    text, *_, moments, target = units = pipeline.units()
+    text, *pictures, moments, target = units = pipeline.units()
     encoders = tuple(name for name in pipeline.components() if name.startswith("text_encoder"))
-    assert text.input_params == ("prompt",) and text.onload_model_names == encoders and not text.may_write
+    reading = pipeline.pictures if family == "qwen_image_edit" else ()
+    assert text.input_params == ("prompt", *reading) and text.onload_model_names == encoders and not text.may_write
+    if pipeline.pictures:
+        (unit,) = pictures
+        assert (unit.input_params, unit.output_params, unit.onload_model_names) == (pipeline.pictures, ("image_latents",), ("vae",))
     assert set(pipeline.conditions) <= {name for unit in units for name in unit.output_params}
-    assert text.settings.get("max_sequence_length") == oracle(family).tokens
+    assert family == "qwen_image_edit" or text.settings.get("max_sequence_length") == oracle(family).tokens
     assert moments.onload_model_names == ("vae",) and target.onload_model_names == () and target.random == "per_epoch"
 
 
-@every
+@from_text
 def test_long_captions_are_counted_and_named_without_weights(family: str) -> None:
     """A caption of as many tokens as are said to fit changes with its last word; what lies far behind does not count."""
     pipeline = make(family)
@@ -285,7 +297,7 @@ def test_long_captions_are_counted_and_named_without_weights(family: str) -> Non
     assert not torch.equal(kept[0], kept[1]) and torch.equal(cut[0], cut[1])
 
 
-@every
+@from_text
 @pytest.mark.parametrize("size", [(64, 72), (8, 64), (0, 16)])
 def test_sizes_that_do_not_divide_into_tokens_are_refused(family: str, size: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match="data: a picture of .* does not divide into tiles of 16x16"):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from flowrun.config import ConfigError
 from flowrun.pipelines import _saved
-from tests.pipelines.families import CPU, FAMILIES, PROMPTS, assembled, encoded, loaded, normal, theirs
+from tests.pipelines.families import CPU, FROM_TEXT, PROMPTS, assembled, encoded, loaded, normal, theirs
 
 OPTIONS = {
     "sd3_5_medium": "sd3", "sd3_5_large": "sd3", "flux1_dev": "flux", "flux2_dev": "flux2", "flux2_klein_base_4b": "flux2_klein",
@@ -34,9 +34,9 @@ def hash_file(path: Path) -> bytes:
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Family -> a folder by diffusers' save_pretrained. Not to be changed."""
     root = tmp_path_factory.mktemp("saved")
-    for family in FAMILIES:
+    for family in FROM_TEXT:
         theirs(family).save_pretrained(root / family)
-    return {family: root / family for family in FAMILIES}
+    return {family: root / family for family in FROM_TEXT}
 
 
 def again(option: str, folder: Path, *overrides: str, seed: int = 0) -> Any:

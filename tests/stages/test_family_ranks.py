@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from flowrun import cli
-from tests.pipelines.families import FAMILIES
+from tests.pipelines.families import FROM_TEXT
 from tests.ranks import Told, launch
 
 COMMON = (
@@ -33,13 +33,13 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Told
     folder = tmp_path_factory.mktemp("ranks")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for family in FAMILIES:  # fills the cache for both
+        for family in FROM_TEXT:  # fills the cache for both
             assert cli.main([*words(family), "train.accumulate=2", f"run_id={family}_alone"]) == 0
-    plan = [{"name": family, "words": [*words(family), f"run_id={family}_pair"]} for family in FAMILIES]
+    plan = [{"name": family, "words": [*words(family), f"run_id={family}_pair"]} for family in FROM_TEXT]
     return folder, launch(folder, plan)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FROM_TEXT)
 def test_two_ranks_train_as_one_process_with_twice_the_accumulation(told: tuple[Path, dict[str, Told]], family: str) -> None:
     folder, said = told
     assert said[family].codes == [0, 0] and said[family].lines() == [] and said[family].encoded == [[], []]
