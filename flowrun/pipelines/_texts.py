@@ -27,7 +27,8 @@ def long_texts(name: str, tokenizer: Callable[[], Any], most: int, texts: Sequen
                around: Callable[[Any], int]) -> list[str]:  # fmt: skip
     """One warning that counts and names the texts of more than `most` tokens, or none. name: the tokenizer's.
 
-    around: how many of them a tokenizer's template takes. A token is at least one byte, so most texts need no counting, and without long ones the tokenizer is not asked for."""
+    around: how many of them a tokenizer's template takes. A token is at least one byte, so most texts need no counting, and
+    without long ones the tokenizer is not asked for."""
     different = list(dict.fromkeys(texts))
     long = [text for text in different if len(text.encode()) > most - MARKS - TEMPLATE]
     if not long:
