@@ -21,7 +21,7 @@ RULES = [
     ("cache", {"flush_mb": 0}, "cache.flush_mb: is 0; must be positive"),
     ("cache", {"flush_s": -1}, "cache.flush_s: is -1; must be positive"),
     ("sample", {"steps": 0}, "sample.steps: is 0; must be at least 1"),
-    ("sample", {"seeds": []}, "sample.seeds: is empty although there are prompts; give at least one seed, e.g. [0]"),
+    ("sample", {"seeds": []}, "sample.seeds: is empty although there is something to draw; give at least one seed, e.g. [0]"),
     ("", {"processes": 0}, "processes: is 0; must be at least 1"),
     ("", {"run_id": "a/b"}, "run_id: is 'a/b'; it stands in a directory's name: give up to 100 letters, digits and . _ + -"),
     ("", {"run_id": ".."}, "run_id: is '..'; it stands in a directory's name: give up to 100 letters, digits and . _ + -"),

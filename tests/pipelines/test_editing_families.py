@@ -18,7 +18,8 @@ from flowrun.config import ConfigError
 from flowrun.data._picture import from_tensor
 from flowrun.pipelines._diffusers import DiffusersPipeline
 from flowrun.sampling import denoise
-from tests.pipelines.families import EDITORS, PROMPTS, SIZE, encoded, loaded, make, normal, oracle, seen
+from tests.pipelines.families import CPU, EDITORS, PROMPTS, SIZE, encoded, loaded, make, normal, oracle, seen
+from tests.pipelines.oracles import ORACLES
 
 every = pytest.mark.parametrize("family", EDITORS)
 SEVERAL = [family for family in EDITORS if family != "flux_kontext"]
@@ -132,3 +133,15 @@ def test_kontexts_own_sizes_are_those_of_diffusers() -> None:
     found = encoded(ours, PROMPTS[:1], (64, 96))["image_latents"]
     width, height = min(((w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS), key=lambda size: abs(96 / 64 - size[0] / size[1]))
     assert found.shape == (1, 16, height // 8, width // 8)
+
+
+def test_pictures_modulated_as_clean_as_in_the_2511_model() -> None:
+    ours = make("qwen_image_edit", "+model.components.transformer.zero_cond_t=true")
+    ours.load(ours.components(), CPU, torch.float32)
+    noise, guidance = normal(1, *ours.latent_shape(SIZE)), 4.0
+    conditions, negative = encoded(ours, PROMPTS[:1]), encoded(ours, [""])
+    drawn = (ours.decode(denoise(ours, conditions, negative, noise, ours.schedule(2, SIZE), guidance)) + 1) / 2
+    truth = ORACLES["qwen_image_edit"](ours).sampled(noise, PROMPTS[:1], 2, guidance, shown(ours, [0]))
+    torch.testing.assert_close(drawn, truth, atol=2e-5, rtol=0)
+    usual = oracle("qwen_image_edit").sampled(noise, PROMPTS[:1], 2, guidance, shown(ours, [0]))
+    assert (usual - truth).abs().max() > 1e-4
