@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -27,9 +27,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from flowrun.compose import CONF, compose
-from flowrun.config import ConfigError
+from flowrun.config import ConfigError, Model
 from flowrun.graph import Draws, Executor, State
 from flowrun.pipelines import Pipeline
+from flowrun.registry import PIPELINES
 from flowrun.run import Assembly, assemble
 from flowrun.sampling import denoise
 
@@ -114,16 +115,21 @@ class Family:
         return any(hasattr(getattr(module, "processor", None), "_attention_backend") for module in self.denoiser.modules())
 
     def _words(self, task: str) -> list[str]:
-        pictures = ["data.captions=[red apple,pear]", f"data.size={SIZE[0]}"]
-        data = ["data=video", f"data.path={videos()}"] if self._kind.data == "video" else pictures
+        data = ["data.captions=[red apple,pear]", f"data.size={SIZE[0]}"]
+        reads = self._unloaded.inputs
+        if "video" in reads:
+            data = ["data=video", f"data.path={videos()}"]
+        elif "condition" in reads:
+            before, after = edits()
+            data = ["data=folder", f"data.path={after}", f"+data.pictures.condition={before}", f"data.geometry.size={[*SIZE]}"]
         return [f"model={self.option}", f"task={task}", *TASKS[task], *data, "sample.prompts=[]", "tracker=[csv]",
-                f"task.trainable_models=[{self._kind.denoisers[0]}]"]  # fmt: skip
+                f"task.trainable_models=[{self._unloaded.denoisers[0]}]"]  # fmt: skip
 
     @cached_property
-    def _kind(self) -> type[Pipeline]:
-        from flowrun.registry import PIPELINES
-
-        return PIPELINES.find(compose([f"model={self.option}"]).model["pipeline"], "model.pipeline")
+    def _unloaded(self) -> Pipeline:
+        model = compose([f"model={self.option}"]).model
+        cls = PIPELINES.find(model["pipeline"], "model.pipeline")
+        return cls(PIPELINES.build("model", cls, model, beside=Model), 0)
 
     def _loss(self, assembly: Assembly, trained: str) -> Tensor:
         pipeline = assembly.pipeline
@@ -184,15 +190,20 @@ COLUMNS = ("family", "options", "tasks", "reads", "can be trained", "layers of t
 
 
 def families() -> list[Family]:
-    """By the tiny options in conf/model; every other option of the same pipeline is a public checkpoint."""
+    """By the tiny options in conf/model; every other option of the same kind is a public checkpoint."""
     options = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
-    pipeline = {option: compose([f"model={option}"]).model["pipeline"] for option in options}
+    kinds = {option: _kind(compose([f"model={option}"]).model) for option in options}
     found = []
     for option in options:
         if option.endswith(TINY):
-            others = tuple(o for o in options if pipeline[o] == pipeline[option] and not o.endswith(TINY))
+            others = tuple(o for o in options if kinds[o] == kinds[option] and not o.endswith(TINY))
             found.append(Family(option.removesuffix(TINY), option, others))
     return found
+
+
+def _kind(model: Mapping[str, Any]) -> tuple[str, bool]:
+    """Its pipeline, and whether that is told to see pictures."""
+    return model["pipeline"], bool(model.get("conditions"))
 
 
 @cache
@@ -205,6 +216,18 @@ def videos() -> Path:
             Image.effect_noise((32, 32), 64).convert("RGB").save(folder / name / f"{frame}.png")
         (folder / f"{name}.txt").write_text(name)
     return folder
+
+
+@cache
+def edits() -> tuple[Path, Path]:
+    """Two folders of random pictures of the same names, before and after, the latter with captions; left to the system, too."""
+    folder = Path(tempfile.mkdtemp())
+    for part in ("before", "after"):
+        (folder / part).mkdir()
+        for name in ("red apple", "pear"):
+            Image.effect_noise(SIZE, 64).convert("RGB").save(folder / part / f"{name}.png")
+            (folder / part / f"{name}.txt").write_text(name)
+    return folder / "before", folder / "after"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
