@@ -23,8 +23,9 @@ class Remembered(Source):
 
     names = ()
 
-    def __init__(self, manifest: Manifest, variants: int) -> None:
-        self.manifest, self.variants = manifest, variants
+    def __init__(self, manifest: Manifest, source: Source) -> None:
+        """source: the one that is gone."""
+        self.manifest, self.variants, self.not_content = manifest, source.variants, source.not_content
         listed = [row for row in manifest.rows() if row.size != NO_PICTURE]
         self.skipped = [(row.id, row.fault) for row in listed if row.fault]
         self.ignored = 0
@@ -55,4 +56,4 @@ class Remembered(Source):
 def remember(run: Run, source: Source) -> Remembered | None:
     """What the cache remembers of the configured data in their place, or None."""
     manifest = newest_manifest(Path(run.cache.root).absolute(), run.model["name"], run.data["source"], source.place())
-    return None if manifest is None else Remembered(manifest, source.variants)
+    return None if manifest is None else Remembered(manifest, source)

@@ -3,6 +3,7 @@
 import re
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import get_type_hints
 
 import pytest
@@ -77,9 +78,14 @@ def test_all_options_are_covered():
     assert {group for group, *_ in SCHEMAS} == {group for group, _ in OPTIONS} - {"experiment"}
 
 
+@cache
+def composed(group, name):
+    return compose([choose(group, name)])
+
+
 @pytest.mark.parametrize(("group", "name"), OPTIONS)
 def test_option_composes(group, name):
-    run = compose([choose(group, name)])
+    run = composed(group, name)
     assert isinstance(run, Run)
     if group == "tracker":
         assert list(run.tracker) == [name]
@@ -102,7 +108,7 @@ def test_schema_has_no_numbers_of_its_own(group, name, schema, node):
 def test_plug_in_accepts_its_section(group):
     registry, selector, beside = PLUG_INS[group]
     for name in (n for g, n in OPTIONS if g == group):
-        node = getattr(compose([f"{group}={name}"]), group)
+        node = getattr(composed(group, name), group)
         registry.build(group, registry.find(node[selector], group), node, beside)
 
 

@@ -80,6 +80,7 @@ def test_a_dry_run_opens_a_file_once_and_decodes_what_it_shows(source: str, data
         assert len(opened) == ROWS and sorted(Counter(opened.values()).items()) == [(1, ROWS - SHOWN), (2, SHOWN)]
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_how_many_files_it_has_not_read_and_a_run_then_knows_them(
     data: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from diffusers import DiffusionPipeline
 from torch.nn.utils.rnn import pad_sequence
@@ -20,6 +22,14 @@ CPU, SIZE = torch.device("cpu"), (64, 64)
 FAMILIES = tuple(ORACLES)
 EDITORS = tuple(family for family, cls in ORACLES.items() if issubclass(cls, Editing))
 FROM_TEXT = tuple(family for family in FAMILIES if family not in EDITORS)
+ALIKE = ("flux2_klein", "flux_kontext", "flux2_edit", "flux2_klein_edit")  # share nearly all code with another family
+
+
+def each(families: Iterable[str], alike: Collection[str] = ALIKE) -> pytest.MarkDecorator:
+    """Each family in turn; those that are like another one in the long run of the tests only."""
+    return pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.slow if f in alike else ()) for f in families])
+
+
 PROMPTS = ["a red apple", "a very small cat on top of a large house", ""]
 
 

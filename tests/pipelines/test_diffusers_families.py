@@ -24,6 +24,7 @@ from tests.pipelines.families import (
     FROM_TEXT,
     PROMPTS,
     SIZE,
+    each,
     encoded,
     loaded,
     make,
@@ -36,8 +37,7 @@ from tests.pipelines.families import (
 )
 from tests.pipelines.oracles import Oracle
 
-every = pytest.mark.parametrize("family", FAMILIES)
-from_text = pytest.mark.parametrize("family", FROM_TEXT)
+every, from_text = each(FAMILIES), each(FROM_TEXT)
 
 
 @from_text

@@ -21,12 +21,12 @@ from flowrun.pipelines._random import RandomWeights
 from flowrun.run import assemble
 from flowrun.sampling import denoise
 from tests.conftest import Runs, losses
-from tests.pipelines.families import CPU, EDITORS, SIZE, encoded, loaded, make, normal, oracle, picture, seen
+from tests.pipelines.families import CPU, EDITORS, SIZE, each, encoded, loaded, make, normal, oracle, picture, seen
 from tests.pipelines.oracles import ORACLES
 from tests.stages.test_real_families import stages
 from tests.stages.test_split_equals_whole import NoStore
 
-every = pytest.mark.parametrize("family", EDITORS)
+every = each(EDITORS, ("flux2_edit", "flux2_klein_edit"))
 STEPS = 5
 CAPTIONS = ["make it a red apple", "remove the very small cat behind the house", "brighter", "as at night"]
 

@@ -25,13 +25,12 @@ from flowrun.run import assemble
 from flowrun.sampling import denoise
 from flowrun.splitters import split
 from tests.conftest import Runs, losses
-from tests.pipelines.families import CPU, FROM_TEXT, SIZE, encoded, make, normal, theirs
+from tests.pipelines.families import CPU, FROM_TEXT, SIZE, each, encoded, make, normal, theirs
 from tests.pipelines.oracles import ORACLES, Oracle
 from tests.stages.test_split_equals_whole import NoStore
 
 both = pytest.mark.parametrize("family", ["sd3", "flux"])
-every = pytest.mark.parametrize("family", FROM_TEXT)
-core = pytest.mark.parametrize("family", [f if f in ("sd3", "flux") else pytest.param(f, marks=pytest.mark.slow) for f in FROM_TEXT])
+every, core = each(FROM_TEXT), each(FROM_TEXT, [family for family in FROM_TEXT if family not in ("sd3", "flux")])
 STEPS = 6
 FAST = (
     "tracker=[csv]", "sample.prompts=[]", "train.log_every=1", "train.batch_size=2", f"train.steps={STEPS}",

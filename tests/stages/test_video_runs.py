@@ -19,13 +19,13 @@ from flowrun.adapters.config import Variant
 from flowrun.pipelines._random import RandomWeights
 from flowrun.sampling import denoise
 from tests.conftest import Runs, losses
-from tests.pipelines.families import normal
+from tests.pipelines.families import each, normal
 from tests.pipelines.video_oracles import FAMILIES, ORACLES, SHAPE, TWO_EXPERTS, anew, clip, encoded, oracle
 from tests.ranks import launch
 from tests.stages.test_split_equals_whole import NoStore
 
 ALIKE = ("wan2_2", "wan2_2_5b")  # the other families have all that these have
-every = pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in FAMILIES])
+every = each(FAMILIES, ALIKE)
 STEPS = 5
 CAPTIONS = ["a red apple", "a green apple", "a pear", "a lemon on a small plate"]
 FAST = (
