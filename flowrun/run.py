@@ -13,7 +13,7 @@ from flowrun import adapters, rundir, tracking
 from flowrun.algorithms import Algorithm
 from flowrun.batches import Batches
 from flowrun.cache.key import digest
-from flowrun.checks import check_batch, check_called, check_inputs, check_trained, refuse_accelerators
+from flowrun.checks import check_batch, check_called, check_inputs, check_merged, check_trained, refuse_accelerators
 from flowrun.compose import compose
 from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
 from flowrun.data import Row, Source
@@ -38,6 +38,7 @@ DTYPES = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precisi
 @dataclass(frozen=True)
 class Assembly:
     """A checked run. rows: of the data; prompts: to sample from. trained: names that get gradients.
+    carriers: a line on the layers with an adapter, for each of their components.
 
     split: of the units that the loss needs; prompt_split: of those among them that a prompt alone needs.
     stages: what this command does, in order. end: batches after which the epochs asked for are complete, else None."""
@@ -52,6 +53,7 @@ class Assembly:
     adapter: adapters.Config
     trackers: tracking.Choice
     trained: tuple[str, ...]
+    carriers: list[str]
     split: Split
     prompt_split: Split
     batches: Batches
@@ -124,7 +126,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     pipeline, algorithm, source = _pipeline(run), _algorithm(run, task), _source(run)
     adapter = checked("adapter", adapters.Config, run.adapter)
     trained = adapters.trained_names(task.trainable_models, adapter, pipeline.components())
-    fitting = check_trained(pipeline, trained, task, adapter)
+    fitting, carriers = check_trained(pipeline, trained, task, adapter)
+    pipeline.changes, unsure = check_merged(pipeline, adapter)
     trackers = tracking.choose(run.tracker)
     parts = _splits(task, pipeline, algorithm, trained)
     check_called(pipeline, task, trained, parts[0])
@@ -156,12 +159,13 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
         adapter,
         trackers,
         trained,
+        carriers,
         *parts,
         batches,
         stages,
         steps,
         end,
-        [*fitting, *unread, *check_batch(run, parts[0]), *check_optimizer(run.optimizer, steps),
+        [*fitting, *unsure, *unread, *check_batch(run, parts[0]), *check_optimizer(run.optimizer, steps),
          *pipeline.long_texts([row.prompt for row in (*rows, *prompts)])],
     )
 

@@ -14,9 +14,31 @@ import torch
 from torch import Tensor
 
 from flowrun.config import ConfigError
-from flowrun.pipelines import _diffusers
+from flowrun.pipelines import AdapterNames, _diffusers
 from flowrun.pipelines._diffusers import DiffusersPipeline
 from flowrun.pipelines._squares import pack, unpack
+
+# ComfyUI and kohya hold attention's inputs as one layer, and call blocks as the first release did. diffusers takes the
+# joint layers of single blocks apart at the published width alone.
+NAMES = AdapterNames(
+    reader="FluxPipeline", comfyui={"transformer": "diffusion_model."}, kohya={"transformer": "lora_unet_"},
+    ends=("lora_down", "lora_up"),
+    renamed={
+        "double_blocks.{}.img_attn.qkv": [f"transformer_blocks.{{}}.attn.to_{x}" for x in "qkv"],
+        "double_blocks.{}.img_attn.proj": ["transformer_blocks.{}.attn.to_out.0"],
+        "double_blocks.{}.txt_attn.qkv": [f"transformer_blocks.{{}}.attn.add_{x}_proj" for x in "qkv"],
+        "double_blocks.{}.txt_attn.proj": ["transformer_blocks.{}.attn.to_add_out"],
+        "double_blocks.{}.img_mlp.0": ["transformer_blocks.{}.ff.net.0.proj"],
+        "double_blocks.{}.img_mlp.2": ["transformer_blocks.{}.ff.net.2"],
+        "double_blocks.{}.txt_mlp.0": ["transformer_blocks.{}.ff_context.net.0.proj"],
+        "double_blocks.{}.txt_mlp.2": ["transformer_blocks.{}.ff_context.net.2"],
+        "double_blocks.{}.img_mod.lin": ["transformer_blocks.{}.norm1.linear"],
+        "double_blocks.{}.txt_mod.lin": ["transformer_blocks.{}.norm1_context.linear"],
+        "single_blocks.{}.linear1": [f"single_transformer_blocks.{{}}.{x}" for x in ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")],
+        "single_blocks.{}.linear2": ["single_transformer_blocks.{}.proj_out"],
+        "single_blocks.{}.modulation.lin": ["single_transformer_blocks.{}.norm.linear"],
+    },
+)  # fmt: skip
 
 
 class Flux(DiffusersPipeline):
@@ -31,6 +53,8 @@ class Flux(DiffusersPipeline):
         ),
         "text_encoder": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj"),
     }  # fmt: skip
+
+    adapter_names = NAMES
 
     @dataclass(kw_only=True, slots=True)
     class Config(_diffusers.Config):

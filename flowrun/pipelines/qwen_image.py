@@ -14,7 +14,7 @@ import torch
 from diffusers.modular_pipelines.modular_pipeline import BlockState
 from torch import Tensor
 
-from flowrun.pipelines import _diffusers
+from flowrun.pipelines import AdapterNames, _diffusers
 from flowrun.pipelines._causal_vae import CausalVae
 from flowrun.pipelines._diffusers import DiffusersPipeline
 from flowrun.pipelines._squares import pack, unpack
@@ -31,6 +31,9 @@ class QwenImage(CausalVae, DiffusersPipeline):
         "transformer": ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
         "text_encoder": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
     }
+
+    adapter_names = AdapterNames(reader="QwenImagePipeline", comfyui={"transformer": "diffusion_model."},
+                                 kohya={"transformer": "lora_unet_"})  # fmt: skip
 
     def check(self) -> None:
         self.agree("in_channels", self.patch**2 * self.channels, "vae.z_dim in squares of 2x2")
