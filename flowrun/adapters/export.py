@@ -52,12 +52,10 @@ def foreign(models: Mapping[str, Module], weights: Mapping[str, Weights], form: 
             names: AdapterNames | None) -> Weights:
     """The tensors of a file that other programs read. models: with the adapter. weights: component -> its adapter's, on the CPU.
 
-    Raises ConfigError for a variant, a component or a layer that has no name there."""
+    Raises ConfigError for a layer that has no name there."""
     prefixes = _prefixes(form, config, names)
     found: Weights = {}
     for name, model in models.items():
-        if name not in prefixes:
-            raise _none(form, f"of {name} has no name there that diffusers reads")
         if config.variant is Variant.lokr:
             found |= _lokr(weights[name], _scales(model), prefixes[name])
         else:
@@ -71,27 +69,44 @@ def foreign(models: Mapping[str, Module], weights: Mapping[str, Weights], form: 
 
 
 def refuse(form: Form, config: Config, names: AdapterNames | None) -> None:
-    """Raises ConfigError for a form that this variant or model does not have at all."""
-    if form is Form.diffusers and config.own_form is not Form.diffusers:
-        if config.variant is Variant.loha or not (names and names.lokr):
-            raise _none(form, f"({config.variant.value}) is not read by this model's load_lora_weights")
-    elif form in FILES:
-        _prefixes(form, config, names)
+    """Raises ConfigError for a form that this variant, model or component does not have at all."""
+    if (why := _why_not(form, config, names)) is not None:
+        forms = ", ".join(other.value for other in possible(config, names))
+        raise ConfigError("adapter.export", f"{form.value}: {why}", f"what there is: {forms}")
+    if form in FILES or form is not config.own_form and form is Form.diffusers:
+        for name in config.lora_base_model:
+            if name not in _prefixes(form, config, names):
+                raise _nameless(form, f"{name} has no name there that diffusers reads")
+
+
+def possible(config: Config, names: AdapterNames | None) -> list[Form]:
+    """Forms of this variant and model, which particular layers may still lack."""
+    return [form for form in Form if _why_not(form, config, names) is None]
+
+
+def _why_not(form: Form, config: Config, names: AdapterNames | None) -> str | None:
+    variant = config.variant.value
+    if form is Form.peft:
+        return None
+    if config.variant is Variant.loha:
+        return f"diffusers reads no {variant}"
+    if form is Form.diffusers:
+        return None if config.own_form is form or (names and names.lokr) else f"this model's load_lora_weights reads no {variant}"
+    if config.variant is Variant.dora:
+        return "diffusers does not read dora's magnitudes from there"
+    if config.variant is Variant.lokr and form is Form.kohya:
+        return f"diffusers reads no {variant} from there"
+    return None if _prefixes(form, config, names) else f"diffusers reads no {variant} of this model from there"
 
 
 def _prefixes(form: Form, config: Config, names: AdapterNames | None) -> Mapping[str, str]:
-    if config.variant is Variant.dora:
-        raise _none(form, "(dora) would lose its magnitudes, which diffusers does not read from there")
-    if config.variant is Variant.loha or (config.variant is Variant.lokr and form is Form.kohya):
-        raise _none(form, f"({config.variant.value}) is not read from there by diffusers")
-    prefixes = {} if names is None else names.lokr if config.variant is Variant.lokr else getattr(names, form.value)
-    if not prefixes:
-        raise _none(form, "of this model is not read from there by diffusers")
-    return prefixes
+    if names is None:
+        return {}
+    return names.lokr if config.variant is Variant.lokr else getattr(names, form.value)
 
 
-def _none(form: Form, why: str) -> ConfigError:
-    return ConfigError("adapter.export", f"{form.value}: an adapter {why}", "use peft, which every adapter has")
+def _nameless(form: Form, what: str) -> ConfigError:
+    return ConfigError("adapter.export", f"{form.value}: {what}", "use other forms, or other adapter.targets and components")
 
 
 def _joined(model: Module, weights: Weights, names: AdapterNames, form: Form) -> dict[str, tuple[Tensor, Tensor, float]]:
@@ -99,11 +114,11 @@ def _joined(model: Module, weights: Weights, names: AdapterNames, form: Form) ->
     scales, layers = _scales(model), sorted({layer_of(key) for key in weights})
     for layer in layers:
         if weights.keys() & {f"{layer}{A}", f"{layer}{B}"} != {f"{layer}{A}", f"{layer}{B}"}:
-            raise _none(form, f"of {layer} is none of a linear layer or a convolution")
+            raise _nameless(form, f"{layer} is no linear layer or convolution")
     try:
         grouped = names.grouped(layers)
     except KeyError as error:
-        raise _none(form, f"of {error.args[0]} has no name there that diffusers reads") from error
+        raise _nameless(form, f"{error.args[0]} has no name there that diffusers reads") from error
     found = {}
     for name, members in grouped.items():
         if len(members) == 1:
@@ -111,7 +126,11 @@ def _joined(model: Module, weights: Weights, names: AdapterNames, form: Form) ->
             continue
         scale = next(scales[layer] for layer in members if layer in scales)
         pairs = [_pair(model, weights, layer, members, scales.get(layer, scale) / scale) for layer in members]
-        found[name] = (torch.cat([a for a, _ in pairs]), torch.block_diag(*(b for _, b in pairs)), scale)
+        a, b = torch.cat([a for a, _ in pairs]), torch.block_diag(*(b for _, b in pairs))
+        if names.width(name) not in (None, len(b)):
+            what = f"{', '.join(members)} are {len(b)} wide together, and diffusers reads them {names.width(name)} wide alone"
+            raise _nameless(form, what)
+        found[name] = (a, b, scale)
     return found
 
 

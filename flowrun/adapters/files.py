@@ -149,10 +149,12 @@ def converted(tensors: Weights, file: Path, reader: str | None, unet: Any) -> tu
     extra = {"unet_config": SimpleNamespace(**unet)} if unet is not None else {}
     try:
         found = getattr(diffusers, reader).lora_state_dict(tensors, **extra)
+        found = found[0] if isinstance(found, tuple) else found
+        if odd := [key for key in found if FOREIGN.search(key)]:
+            raise ValueError(f"it does not know {min(odd)}")
     except Exception as error:  # diffusers' converters raise many types for names that they do not know
         what = f"diffusers cannot read {file} for {reader} ({' '.join(str(error).split())[:160] or type(error).__name__})"
         raise ConfigError("adapter.init_from", what, "give it as diffusers or peft save it") from error
-    found = found[0] if isinstance(found, tuple) else found
     if any(".lora" in key or "_lora" in key for key in found) and not any(".lora_A" in key for key in found):
         found = _old_names(found)
     return found, scale

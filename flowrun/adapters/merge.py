@@ -47,14 +47,21 @@ def changes(outlines: Mapping[str, Outline], config: Config, names: AdapterNames
 
 
 def merge(model: Module, part: Part, scale: float) -> None:
-    """Put the adapter into the model's weights, for good."""
+    """Put the adapter into the model's weights, for good. Added in fp32, layer by layer, and rounded once.
+
+    Raises ValueError when the sum is not finite."""
     made = _layout(part)
     tuner = PEFT_TYPE_TO_TUNER_MAPPING[made.peft_type](model, {NAME: made}, NAME)
     cast_training_params(model, torch.float32)
     set_peft_model_state_dict(model, part.tensors, adapter_name=NAME)
     for layer in carriers(model).values():
         layer.set_scale(NAME, scale)
-    tuner.merge_and_unload(safe_merge=True)  # refuses what is not finite
+        weight = layer.get_base_layer().weight
+        dtype, weight.data = weight.dtype, weight.data.float()
+        layer.merge(safe_merge=True)
+        weight = layer.get_base_layer().weight
+        weight.data = weight.data.to(dtype)
+    tuner.unload()
     if hasattr(model, "peft_config"):
         del model.peft_config
 
@@ -62,7 +69,10 @@ def merge(model: Module, part: Part, scale: float) -> None:
 def _change(name: str, presets: list[Preset], outlines: Mapping[str, Outline], config: Config, names: AdapterNames | None) -> Change:
     def apply(model: Module) -> None:
         for preset in presets:
-            merge(model, _parts(preset, outlines, config, names)[name], preset.scale)
+            try:
+                merge(model, _parts(preset, outlines, config, names)[name], preset.scale)
+            except ValueError as error:
+                raise _error(f"{preset.path} cannot be merged into {name} ({error})", "give one that is not damaged") from error
 
     described = ", ".join(f"{preset.path} merged {preset.scale:g} times" for preset in presets)
     return Change(apply=apply, identity=partial(_identity, presets), describe=described)

@@ -18,7 +18,12 @@ class AdapterNames:
     kohya: Mapping[str, str] = field(default_factory=dict)
     lokr: Mapping[str, str] = field(default_factory=dict)              # in the form comfyui, never renamed
     renamed: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    widths: Mapping[str, int] = field(default_factory=dict)            # name there -> outputs, where the reader knows one number only
     ends: tuple[str, str] = ("lora_A", "lora_B")                       # in the form comfyui
+
+    def width(self, name: str) -> int | None:
+        """Outputs that the layer `name`, as it is called there, has to have; None: any."""
+        return self.widths.get(re.sub(r"\.\d+\.", ".{}.", name))
 
     def grouped(self, layers: Sequence[str]) -> dict[str, list[str]]:
         """Name there -> the layers in it, also those that are not among `layers`. Raises KeyError for one without a name."""

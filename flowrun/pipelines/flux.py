@@ -22,7 +22,7 @@ from flowrun.pipelines._squares import pack, unpack
 # joint layers of single blocks apart at the published width alone.
 NAMES = AdapterNames(
     reader="FluxPipeline", comfyui={"transformer": "diffusion_model."}, kohya={"transformer": "lora_unet_"},
-    ends=("lora_down", "lora_up"),
+    ends=("lora_down", "lora_up"), widths={"single_blocks.{}.linear1": 3 * 3072 + 12288},
     renamed={
         "double_blocks.{}.img_attn.qkv": [f"transformer_blocks.{{}}.attn.to_{x}" for x in "qkv"],
         "double_blocks.{}.img_attn.proj": ["transformer_blocks.{}.attn.to_out.0"],
