@@ -73,7 +73,7 @@ def refuse(form: Form, config: Config, names: AdapterNames | None) -> None:
     if (why := _why_not(form, config, names)) is not None:
         forms = ", ".join(other.value for other in possible(config, names))
         raise ConfigError("adapter.export", f"{form.value}: {why}", f"what there is: {forms}")
-    if form in FILES or form is not config.own_form and form is Form.diffusers:
+    if form in FILES or (form is not config.own_form and form is Form.diffusers):
         for name in config.lora_base_model:
             if name not in _prefixes(form, config, names):
                 raise _nameless(form, f"{name} has no name there that diffusers reads")

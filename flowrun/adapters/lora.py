@@ -70,7 +70,8 @@ def told(outlines: Mapping[str, Module], config: Config) -> list[str]:
     lines = []
     for name, model in outlines.items():
         targets = model.peft_config[NAME].target_modules
-        which = ALL_LINEAR if config.targets == ALL_LINEAR else PATTERN + targets if isinstance(targets, str) else ", ".join(sorted(targets))
+        which = PATTERN + targets if isinstance(targets, str) else ", ".join(sorted(targets))
+        which = ALL_LINEAR if config.targets == ALL_LINEAR else which
         lines.append(f"{name}: {len(carriers(model))} layers, {which}")
     return lines
 
@@ -111,4 +112,4 @@ def _measure(model: Module) -> None:
 
 def _fitted(models: Mapping[str, Module], parts: Mapping[str, Part], config: Config) -> dict[str, dict[str, Tensor]]:
     own = {name: weights_of(model) for name, model in models.items()}
-    return saved.fitted(parts, own, {name: model for name, model in models.items()}, Path(config.init_from))
+    return saved.fitted(parts, own, models, Path(config.init_from))

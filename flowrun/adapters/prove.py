@@ -56,12 +56,12 @@ def _is(read: Mapping[str, Tensor], layer: str, variant: Variant, want: Tensor, 
 
 
 def _product(weights: Mapping[str, Tensor], layer: str, variant: Variant) -> Tensor:
-    """What the adapter does to some inputs, without its scale; of LoKr W1 kron W2's ingredients, which say as much."""
+    """What the adapter does to some inputs, without its scale: B A x, or (W1 kron W2) x = W1 X W2^T."""
+    generator = torch.Generator().manual_seed(1)
     if variant is Variant.lokr:
         w = {end: weights.get(f"{layer}.lokr_{end}") for end in ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b")}
         w1 = w["w1"] if w["w1"] is not None else w["w1_a"] @ w["w1_b"]
-        w2 = w["w2"] if w["w2"] is not None else w["w2_a"] @ w["w2_b"]
-        return w1.flatten()[:, None] * w2.flatten()
+        w2 = (w["w2"] if w["w2"] is not None else w["w2_a"] @ w["w2_b"]).flatten(1)
+        return w1 @ torch.randn(w1.shape[1], w2.shape[1], generator=generator) @ w2.T
     a, b = weights[f"{layer}.lora_A.weight"].flatten(1), weights[f"{layer}.lora_B.weight"].flatten(1)
-    x = torch.randn(a.shape[1], 2, generator=torch.Generator().manual_seed(1))
-    return b @ (a @ x)
+    return b @ (a @ torch.randn(a.shape[1], 2, generator=generator))

@@ -70,7 +70,8 @@ def test_diffusers_reads_what_other_programs_read_with_the_same_output(tmp_path,
 
 @pytest.mark.parametrize("form", ["comfyui", "kohya"])
 def test_a_layer_that_others_hold_together_with_more_is_read_back_alone(tmp_path, form):
-    models, made = saved(tmp_path, "flux", export=[form], targets=["transformer_blocks.0.attn.to_k", "transformer_blocks.0.attn.add_v_proj"])
+    layers = ["transformer_blocks.0.attn.to_k", "transformer_blocks.0.attn.add_v_proj"]
+    models, made = saved(tmp_path, "flux", export=[form], targets=layers)
     fresh = networks("flux", made)
     plain("flux", fresh).load_lora_weights(tmp_path, weight_name=FILES[Form(form)])
     torch.testing.assert_close(answer("flux", fresh), answer("flux", models), atol=5e-6, rtol=0)
@@ -246,9 +247,11 @@ def test_ranks_that_differ_from_layer_to_layer_are_kept(tmp_path, recorded):
 @pytest.mark.parametrize("change, words", [
     (lambda t: {k.replace("blocks.0.attn.to_q", "blocks.0.attn.to_qq"): v for k, v in t.items()},
      ["holds an adapter of transformer.", "to_qq", "has no such layer", "did you mean transformer."]),
-    (lambda t: {k.replace("transformer.", "unet.", 1): v for k, v in t.items()}, ["holds an adapter of transformer.unet.", "has no such layer"]),
+    (lambda t: {k.replace("transformer.", "unet.", 1): v for k, v in t.items()},
+     ["holds an adapter of transformer.unet.", "has no such layer"]),
     (lambda t: t | {"transformer.note": torch.zeros(1)}, ["holds transformer.note, which is no adapter's"]),
-    (lambda t: {k.replace("transformer.", "lora_unet_", 1): v for k, v in t.items()}, ["diffusers cannot read", "FluxPipeline", "it does not know lora_unet_"]),
+    (lambda t: {k.replace("transformer.", "lora_unet_", 1): v for k, v in t.items()},
+     ["diffusers cannot read", "FluxPipeline", "it does not know lora_unet_"]),
     (lambda t: kohya(t, lambda *_: 8.0) | {"lora_transformer_x.dora_scale": torch.zeros(1)}, ["is a DoRA of another trainer"]),
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(tmp_path, change, words):

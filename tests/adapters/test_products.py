@@ -162,7 +162,7 @@ def test_three_updates_show_and_leave_finite_files_without_wrappers_names(tmp_pa
     wrapped = {"transformer": nn.DataParallel(model)}
     before = output(model)
     optimizer = torch.optim.AdamW(trained_parameters(wrapped).values(), lr=0.05)
-    for step in range(3):
+    for _ in range(3):
         with torch.enable_grad():
             loss = (output.__wrapped__(model) - 1).square().mean()
         loss.backward()

@@ -6,8 +6,10 @@ import pytest
 from networks import bert, config, flux, lora_model, outlines, refusal
 from torch import nn
 
-from flowrun.adapters import attach, check, trained_parameters
+from flowrun.adapters import attach, blocks, check, trained_parameters
+from flowrun.adapters.targets import resolve
 from flowrun.compose import compose
+from tests.pipelines.families import FAMILIES, make
 
 BLOCKS = ("transformer_blocks.0", "single_transformer_blocks.0", "single_transformer_blocks.1")
 
@@ -117,6 +119,24 @@ def test_auto_finds_the_blocks_of_a_network_of_ones_own():
     attach({"net": model}, [], config(targets="auto", lora_base_model=["net"]), {}, 0)
     found = {name.removeprefix("net.").split(".lora_")[0] for name in trained_parameters({"net": model})}
     assert found == {f"layers.{i}.{layer}" for i in range(2) for layer in ("q", "mlp.0", "mlp.2")}
+
+
+@pytest.mark.parametrize("family", ["flux2", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "flux2")])
+def test_found_layers_are_within_blocks_and_cover_each_familys_own_list(family):
+    pipeline = make(family)
+    for name, component in pipeline.components().items():
+        network = component.outline()
+        names = {name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
+        if name == "vae":
+            assert blocks.pattern(network) is None
+            continue
+        found = {layer for layer, _ in network.named_modules() if re.fullmatch(blocks.pattern(network), layer)}
+        own = resolve({name: network}, config(targets="auto", lora_base_model=[name]), pipeline.lora_targets)[name]
+        listed = {layer for layer in names if (re.fullmatch(own, layer) if isinstance(own, str)
+                                               else any(f".{layer}".endswith(f".{end}") for end in own))}  # fmt: skip
+        assert listed <= found <= names, sorted(listed - found)
+        assert all(re.search(r"(blocks?|layers?|refiner)\.\d+\.", layer) for layer in found)
+        assert not [layer for layer in found if re.search(r"norm|embed|modulation|_mod\.", layer)]
 
 
 def test_auto_without_a_list_or_repeated_blocks_is_refused():

@@ -1,4 +1,4 @@
-"""All variants: closed forms, plain diffusers and peft with the same output, and starting from saved ones."""
+"""LoRA, rsLoRA and DoRA: closed forms, plain diffusers with the same output, and starting from saved ones."""
 
 import json
 import math
@@ -13,9 +13,7 @@ from torch.nn.functional import conv2d, linear
 
 from flowrun.adapters import attach, check, save_trained, trained_parameters
 
-VARIANTS = ("lora", "rslora", "dora")  # that diffusers saves
-PRODUCTS = ("lokr", "loha")
-EVERY = (*VARIANTS, *PRODUCTS)
+VARIANTS = ("lora", "rslora", "dora")
 R, ALPHA = 4, 8.0  # of networks.config
 SCALE = {"lora": ALPHA / R, "rslora": ALPHA / math.sqrt(R), "dora": ALPHA / R}
 

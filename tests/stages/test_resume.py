@@ -61,6 +61,20 @@ def test_ctrl_c_saves_and_the_resumed_losses_are_those_of_an_unbroken_run(
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.parametrize("variant", ["lokr", "loha"])
+def test_products_go_on_bit_for_bit_from_any_checkpoint(runs: Runs, monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+    settings = (*STEPS, f"adapter.variant={variant}", "adapter.dropout=0", "train.steps=8")
+    whole = runs(*settings, "run_id=whole")
+    with monkeypatch.context() as patch:
+        stop_at(5, patch)
+        broken = runs(*settings, "run_id=broken", "resume=none", code=130)
+    resumed = runs(*settings)
+    assert resumed == broken and losses(resumed) == losses(whole)
+    weights = [run / "model" / "peft" / "transformer" / "adapter_model.safetensors" for run in (resumed, whole)]
+    ours, theirs = (load_file(path) for path in weights)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_a_killed_run_goes_on_from_its_last_checkpoint_without_doubled_rows(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
