@@ -30,6 +30,7 @@ from flowrun.config import ConfigError
 MAGNITUDE = ".lora_magnitude_vector"  # end of the names of DoRA's magnitudes
 FOREIGN = re.compile(r"^(diffusion_model\.|lora_unet_|lora_transformer_|lora_te\d?_|lycoris_|text_encoders\.)|\.lora_down\.|\.alpha$")
 LAYER = re.compile(r"\.(lora_|lokr_|hada_)")  # before it stands the layer's name
+KINDS = ("LORA", "LOKR", "LOHA")  # as peft calls them
 Weights = dict[str, Tensor]
 
 
@@ -103,8 +104,7 @@ def read(path: Path, components: Sequence[str], alone: str | None, reader: str |
     for component, file in places(path, alone).items():
         tensors, metadata = _tensors(file)
         if component:
-            settings = json.loads((file.parent / CONFIG_NAME).read_text(encoding="utf-8"))
-            parts[component] = Part({_plain(key): value for key, value in tensors.items()}, settings, None)
+            parts[component] = Part({_plain(key): value for key, value in tensors.items()}, _settings(file.parent / CONFIG_NAME), None)
             continue
         scale = None
         if any(map(FOREIGN.search, tensors)):
@@ -113,6 +113,19 @@ def read(path: Path, components: Sequence[str], alone: str | None, reader: str |
             metadata = json.loads(metadata[LORA_ADAPTER_METADATA_KEY])
         parts |= _parts({_plain(key): value for key, value in tensors.items()}, metadata, components, alone, scale, path)
     return parts
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """peft's, of an adapter that is one of our variants."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        kind = found["peft_type"]
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"{file} is not peft's ({type(error).__name__}: {error})"
+        raise ConfigError("adapter.init_from", what, "save the adapter again") from error
+    if kind not in KINDS:
+        raise ConfigError("adapter.init_from", f"{file} is of an adapter called {kind}", f"give one of {', '.join(KINDS)}")
+    return found
 
 
 def _component_of(folder: Path, alone: str | None) -> str:
@@ -174,9 +187,9 @@ def _unscaled(tensors: Weights) -> tuple[Weights, float]:
             changed[f"{layer}.alpha"] = torch.tensor(float(len(downs[layer])))
         else:  # not every reader knows it beside these names
             del changed[f"{layer}.alpha"]
-        up = next(f"{layer}.{end}.weight" for end in ("lora_up", "lora_B") if f"{layer}.{end}.weight" in tensors)
-        if len(common) > 1:
-            changed[up] = tensors[up] * scale
+        for up in (f"{layer}.lora_up.weight", f"{layer}.lora_B.weight"):
+            if up in tensors and len(common) > 1:
+                changed[up] = tensors[up] * scale
     return changed, next(iter(scales.values())) if len(common) == 1 and scales else 1.0
 
 

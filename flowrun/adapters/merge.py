@@ -4,6 +4,7 @@ The new adapter then learns only what they do not do, and is saved without them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -96,18 +97,19 @@ def _parts(preset: Preset, outlines: Mapping[str, Outline], config: Config, name
 def _layout(part: Part) -> Any:
     """peft's settings for the layers that are in the file."""
     variant, layers = part.variants[-1], sorted({layer_of(key) for key in part.tensors})
+    targets = "|".join(map(re.escape, layers))  # whole names: ends of names could be other layers' too
     if part.variants == [Variant.rslora, Variant.dora]:
         raise _error("an adapter is both rslora and dora", "give one that is one of them")
     kept = part.layout
     if part.recorded:
-        return layout(variant, kept["r"], part.alpha, 0.0, layers, kept.get("rank_pattern") or {}, kept.get("alpha_pattern") or {})
+        return layout(variant, kept["r"], part.alpha, 0.0, targets, kept.get("rank_pattern") or {}, kept.get("alpha_pattern") or {})
     ranks = part.ranks
     if not ranks.keys() >= set(layers):
         raise _error(f"the adapter of {layers[0]} does not say its rank", "give it as flowrun or peft save it")
     scale = 1.0 if part.scale is None else part.scale
     alphas = {f"^{layer}": scale * divisor(variant, rank) for layer, rank in ranks.items()}
     first = ranks[layers[0]]
-    return layout(variant, first, first, 0.0, layers, {f"^{layer}": rank for layer, rank in ranks.items()}, alphas)
+    return layout(variant, first, first, 0.0, targets, {f"^{layer}": rank for layer, rank in ranks.items()}, alphas)
 
 
 def _check(part: Part, outline: Module, preset: Preset, name: str) -> None:

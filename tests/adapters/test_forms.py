@@ -252,6 +252,7 @@ def test_ranks_that_differ_from_layer_to_layer_are_kept(tmp_path, recorded):
     (lambda t: t | {"transformer.note": torch.zeros(1)}, ["holds transformer.note, which is no adapter's"]),
     (lambda t: {k.replace("transformer.", "lora_unet_", 1): v for k, v in t.items()},
      ["diffusers cannot read", "FluxPipeline", "it does not know lora_unet_"]),
+    (lambda t: {k: v for k, v in kohya(t, lambda *_: 8.0).items() if "lora_up" not in k}, ["diffusers cannot read", "lora_up"]),
     (lambda t: kohya(t, lambda *_: 8.0) | {"lora_transformer_x.dora_scale": torch.zeros(1)}, ["is a DoRA of another trainer"]),
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(tmp_path, change, words):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from networks import FILE, config, flux, lora_model, refusal, shake
+from networks import FILE, config, flux, lora_model, output, refusal, shake
 from safetensors.torch import load_file, save_file
 from tiny import answer, networks, plain, settings, trained
 
@@ -77,6 +77,18 @@ def test_each_variant_is_merged_as_it_was_trained(tmp_path, variant):
     torch.testing.assert_close(answer("sd3", fresh), wanted, atol=2e-5, rtol=0)
     assert (wanted - before).abs().max() > 1e-3
     assert fresh["transformer"].state_dict().keys() == networks("sd3", made)["transformer"].state_dict().keys()
+
+
+def test_a_layer_whose_name_ends_others_names_is_merged_alone(tmp_path):
+    model = lora_model(targets="re:proj_out")
+    shake(trained_parameters({"transformer": model}))
+    save_trained(tmp_path, {"transformer": model}, [], config(targets="re:proj_out"))
+    fresh = flux()
+    found, _ = merged({"transformer": flux}, config(merge_first=[str(tmp_path)]), None)
+    found["transformer"].apply(fresh)
+    torch.testing.assert_close(output(fresh), output(model.eval()), atol=2e-6, rtol=0)
+    changed = {name for name, value in fresh.named_parameters() if not torch.equal(value, flux().get_parameter(name))}
+    assert changed == {"proj_out.weight"}
 
 
 @pytest.mark.parametrize("form, family", [("kohya", "sdxl"), ("comfyui", "z_image"), ("peft", "z_image")])

@@ -144,6 +144,18 @@ def test_one_that_does_not_fit_is_refused_in_one_line(tmp_path, changes, words):
     assert refusal(lambda: check(outlines(), [], config(**changes), {})) == text
 
 
+@pytest.mark.parametrize("text, words", [
+    ("{", ["adapter_config.json is not peft's", "save the adapter again"]),
+    ("{}", ["adapter_config.json is not peft's"]),
+    ('{"peft_type": "IA3"}', ["is of an adapter called IA3", "LORA, LOKR, LOHA"]),
+])  # fmt: skip
+def test_settings_that_are_no_adapters_are_refused_in_one_line(tmp_path, text, words):
+    trained(tmp_path, "lokr")
+    (tmp_path / "peft" / "transformer" / "adapter_config.json").write_text(text)
+    said = refusal(lambda: lora_model(variant="lokr", init_from=str(tmp_path)))
+    assert all(word in said for word in words), said
+
+
 @pytest.mark.parametrize("variant", PRODUCTS)
 def test_settings_that_do_not_apply_are_refused(variant):
     text = refusal(lambda: config(variant=variant, dropout=0.1))
