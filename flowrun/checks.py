@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch.nn import Module
 
@@ -12,7 +13,7 @@ from flowrun.batches import Batches
 from flowrun.config import ConfigError, Run, Task
 from flowrun.data import Row, Source
 from flowrun.graph.graph import same_branch
-from flowrun.pipelines import Component, Pipeline
+from flowrun.pipelines import Change, Component, Pipeline
 from flowrun.plan import names, pixels
 from flowrun.splitters import Split
 
@@ -26,11 +27,22 @@ def refuse_accelerators(run: Run) -> None:
             )
 
 
-def check_trained(pipeline: Pipeline, trained: Sequence[str], task: Task, adapter: adapters.Config) -> list[str]:
-    """Names of parts and layers, and an adapter to start from, against the networks without their weights."""
+def check_trained(
+    pipeline: Pipeline, trained: Sequence[str], task: Task, adapter: adapters.Config
+) -> tuple[list[str], list[str]]:
+    """Names of parts and layers, and an adapter to start from, against the networks without their weights.
+
+    Returns warnings, and which layers carry an adapter."""
     components = pipeline.components()
     outlines = {name: _outline(name, components[name]) for name in dict.fromkeys(n.split(".")[0] for n in trained)}
-    return adapters.check(outlines, task.trainable_models, adapter, pipeline.lora_targets)
+    warnings = adapters.check(outlines, task.trainable_models, adapter, pipeline.lora_targets, pipeline.adapter_names)
+    return warnings, adapters.told(outlines, adapter)
+
+
+def check_merged(pipeline: Pipeline, adapter: adapters.Config) -> tuple[dict[str, Change], list[str]]:
+    """The adapters that become part of the base, against the networks without their weights: component -> them. Warnings."""
+    outline = {name: partial(_outline, name, component) for name, component in pipeline.components().items()}
+    return adapters.merged(outline, adapter, pipeline.adapter_names)
 
 
 def check_called(pipeline: Pipeline, task: Task, trained: Sequence[str], part: Split) -> None:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from flowrun.run import Assembly
 
 SHOWN = 20  # skipped rows listed by name
-VARIANTS = {Variant.lora: "LoRA", Variant.rslora: "rsLoRA", Variant.dora: "DoRA"}
+VARIANTS = {
+    Variant.lora: "LoRA", Variant.rslora: "rsLoRA", Variant.dora: "DoRA", Variant.lokr: "LoKr", Variant.loha: "LoHa",
+}  # fmt: skip
 
 
 def explain(assembly: Assembly) -> Plan:
@@ -78,13 +80,13 @@ def _models(assembly: Assembly, encoding: bool) -> list[str]:
     """Every component, and the stages that load its weights."""
     cache = {*assembly.split.models_cached, *assembly.prompt_split.models_cached} if encoding else ()
     rows = []
-    for name, component in assembly.pipeline.components().items():
+    for name in assembly.pipeline.components():
         loaded = [
             stage.value
             for stage, names in ((Stage.cache, cache), (Stage.train, assembly.train_models))
             if name in names
         ]
-        rows.append((name, component.describe, f"loaded in: {', '.join(loaded) or 'no stage'}"))
+        rows.append((name, assembly.pipeline.describe(name), f"loaded in: {', '.join(loaded) or 'no stage'}"))
     return columns(rows)
 
 
@@ -124,6 +126,7 @@ def _train(assembly: Assembly) -> list[str]:
     return [
         f"{', '.join(assembly.trained)}: {how}, {run.precision.value}",
         *part,
+        *(f"adapter on {line}" for line in assembly.carriers),
         f"{amount(assembly.steps, 'step')} of {rows}, {batches.epoch_of(assembly.steps):.1f} epochs",
         f"{run.optimizer.name} lr {run.optimizer.lr:g}, {run.optimizer.schedule}, average of weights {run.optimizer.ema:g}",
     ]

@@ -90,7 +90,7 @@ class Family:
         from flowrun.adapters import Config, Kind, targets
 
         config = Config(kind=Kind.none, variant=None, lora_base_model=[], targets="auto", rank=None, alpha=None, dropout=None,
-                        init_from=None)  # fmt: skip
+                        init_from=None, merge_first=[], export=[])  # fmt: skip
         name = self.pipeline.denoiser
         return len(targets.layers(self.denoiser, targets.resolve({name: self.denoiser}, config, self.pipeline.lora_targets)[name]))
 

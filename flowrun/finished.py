@@ -44,7 +44,7 @@ class Finished:
         if run.adapter["kind"] == "none":
             run.model["weights"] = str(run_dir)
         else:
-            run.adapter["init_from"] = str(run_dir / "model")
+            run.adapter["init_from"], run.adapter["export"] = str(run_dir / "model"), []
         run.sample.prompts, run.sample.rows, run.sample.guidance = list(prompts), 0, guidance
         if not prompts:
             run.sample.prompts = list(dict.fromkeys(row.prompt for row in assemble(run).rows))
@@ -68,7 +68,7 @@ class Finished:
         a.pipeline.load(a.train_models, device, a.dtype)
         if a.adapter.kind is not adapters.Kind.none:
             models, targets = a.pipeline.models, a.pipeline.lora_targets
-            adapters.attach(models, a.task.trainable_models, a.adapter, targets, a.run.seed)
+            adapters.attach(models, a.task.trainable_models, a.adapter, targets, a.run.seed, a.pipeline.adapter_names)
         for model in a.pipeline.models.values():
             model.requires_grad_(False).eval()
 

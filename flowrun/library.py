@@ -63,9 +63,8 @@ class Library:
         self.sources = Sources(self.root, run.cache.verify, not run.dry_run or run.cache.verify is Verify.full)
         self.pace = Pace(self.root)
         self._kinds: dict[tuple[Shelf, tuple[int, ...], tuple[int, int]], str] = {}
-        components = pipeline.components()
         self.identities = {
-            name: _identity(components[name].identity(self.sources.hash_file), run.model["dtype"])
+            name: _identity(pipeline.identity(name, self.sources.hash_file), run.model["dtype"])
             for name in sorted({*split.models_cached, *prompt_split.models_cached})
         }
         context = digest("matmul", torch.get_float32_matmul_precision())
@@ -169,8 +168,8 @@ class Library:
 
     def parts(self) -> Parts:
         """Everything that reaches the keys, for people: what a later run compares itself with."""
-        run, components = self.run, self.pipeline.components()
-        made_of = {name: Part(key.hex(), components[name].describe) for name, key in self.identities.items()}
+        run = self.run
+        made_of = {name: Part(key.hex(), self.pipeline.describe(name)) for name, key in self.identities.items()}
         made_of |= {
             f"data.{name}": Part(str(value), str(value))
             for name, value in run.data.items()

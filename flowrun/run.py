@@ -18,6 +18,7 @@ from flowrun.checks import (
     check_batch,
     check_called,
     check_inputs,
+    check_merged,
     check_trained,
     make_batches,
     refuse_accelerators,
@@ -46,6 +47,7 @@ DTYPES = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precisi
 @dataclass(frozen=True)
 class Assembly:
     """A checked run. rows: of the data; drawn, prompts: what is sampled from, and its rows. trained: names that get gradients.
+    carriers: a line on the layers with an adapter, for each of their components.
 
     split: of the units that the loss needs; prompt_split: of those among them that a prompt alone needs.
     cached_first: the cache stage reads every picture to its end.
@@ -62,6 +64,7 @@ class Assembly:
     adapter: adapters.Config
     trackers: tracking.Choice
     trained: tuple[str, ...]
+    carriers: list[str]
     split: Split
     prompt_split: Split
     batches: Batches
@@ -138,7 +141,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     adapter = checked("adapter", adapters.Config, run.adapter)
     trained = adapters.trained_names(task.trainable_models, adapter, pipeline.components())
     pipeline.trained = trained
-    fitting = check_trained(pipeline, trained, task, adapter)
+    fitting, carriers = check_trained(pipeline, trained, task, adapter)
+    pipeline.changes, unsure = check_merged(pipeline, adapter)
     trackers = tracking.choose(run.tracker)
     parts = _splits(task, pipeline, algorithm, trained)
     check_called(pipeline, task, trained, parts[0])
@@ -166,13 +170,14 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
         adapter,
         trackers,
         trained,
+        carriers,
         *parts,
         batches,
         stages,
         steps,
         end,
         cached_first,
-        [*fitting, *unread, *check_batch(run, parts[0]), *check_optimizer(run.optimizer, steps),
+        [*fitting, *unsure, *unread, *check_batch(run, parts[0]), *check_optimizer(run.optimizer, steps),
          *pipeline.long_texts([row.prompt for row in (*rows, *prompts)])],
     )
 

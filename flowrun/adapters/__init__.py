@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from torch.nn import DataParallel, Module, Parameter
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flowrun.adapters.config import Config, Kind
 from flowrun.config import ConfigError
 from flowrun.disk import saving
+from flowrun.pipelines import AdapterNames, Change
 from flowrun.spelling import suggest
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def trained_names(trainable: Sequence[str], config: Config, components: Collecti
 
 
 def check(outlines: Mapping[str, Module], trainable: Sequence[str], config: Config,
-          lora_targets: Mapping[str, Sequence[str]]) -> list[str]:
+          lora_targets: Mapping[str, Sequence[str]], names: AdapterNames | None = None) -> list[str]:
     """All that `attach` would refuse, found on networks without weights, which this uses up. Returns warnings.
 
     outlines: every component that is trained, by name. Raises ConfigError as `attach` does."""
@@ -56,13 +57,37 @@ def check(outlines: Mapping[str, Module], trainable: Sequence[str], config: Conf
             raise ConfigError("task.trainable_models", f"{name} has no weights", "name a part that has some")
     if config.kind is Kind.none:
         return []
-    from flowrun.adapters import lora  # imports peft, which whole training does not need
+    from flowrun.adapters import lora, prove  # import peft, which whole training does not need
 
-    return lora.check({name: outlines[name] for name in config.lora_base_model}, config, lora_targets)
+    own = {name: outlines[name] for name in config.lora_base_model}
+    warnings = lora.check(own, config, lora_targets, names)
+    prove.prove(own, config, names)
+    return warnings
+
+
+def told(outlines: Mapping[str, Module], config: Config) -> list[str]:
+    """Lines on which layers carry the adapter. outlines: as `check` left them."""
+    if config.kind is Kind.none:
+        return []
+    from flowrun.adapters import lora  # imports peft
+
+    return lora.told({name: outlines[name] for name in config.lora_base_model}, config)
+
+
+def merged(outlines: Mapping[str, Callable[[], Module]], config: Config,
+           names: AdapterNames | None) -> tuple[dict[str, Change], list[str]]:
+    """What `merge_first` does to each component's weights; and warnings. outlines: of every component, made when asked for.
+
+    Raises ConfigError for an adapter of another component or network."""
+    if not config.merge_first:
+        return {}, []
+    from flowrun.adapters import merge  # imports peft
+
+    return merge.changes(outlines, config, names)
 
 
 def attach(models: Mapping[str, Module], trainable: Sequence[str], config: Config,
-           lora_targets: Mapping[str, Sequence[str]], seed: int) -> None:
+           lora_targets: Mapping[str, Sequence[str]], seed: int, names: AdapterNames | None = None) -> None:
     """Freeze every loaded model, then open what is trained: requires_grad and train mode there, eval mode elsewhere.
 
     lora_targets: component -> the pipeline's own layer names, for targets=auto. A's random start derives from `seed`.
@@ -78,7 +103,7 @@ def attach(models: Mapping[str, Module], trainable: Sequence[str], config: Confi
     if config.kind is Kind.lora:
         from flowrun.adapters import lora  # imports peft, which whole training does not need
 
-        lora.add({name: models[name] for name in config.lora_base_model}, config, lora_targets, seed)
+        lora.add({name: models[name] for name in config.lora_base_model}, config, lora_targets, seed, names)
     narrow = sorted({str(p.dtype) for p in trained_parameters(models).values() if p.dtype.itemsize < 4})
     if narrow:
         log.warning("trained weights are %s: updates below one part in some hundreds are lost; train fp32 weights "
@@ -92,9 +117,11 @@ def trained_parameters(models: Mapping[str, Module]) -> dict[str, Parameter]:
             if parameter.requires_grad and parameter.is_floating_point()}
 
 
-def save_trained(directory: Path, models: Mapping[str, Module], trainable: Sequence[str], config: Config) -> list[Path]:
-    """Save what was trained so that plain diffusers (or transformers) loads it: `pytorch_lora_weights.safetensors` for
-    adapters, a folder per component that is trained whole or in part. Each is replaced at once or not at all.
+def save_trained(directory: Path, models: Mapping[str, Module], trainable: Sequence[str], config: Config,
+                 names: AdapterNames | None = None) -> list[Path]:
+    """Save what was trained so that plain diffusers (or transformers, or peft) loads it: `pytorch_lora_weights.safetensors`
+    for adapters, `peft/` for LoKr and LoHa, what `adapter.export` names, a folder per component that is trained whole or in
+    part. Each is replaced at once or not at all.
 
     Raises Failure when the disk is full."""
     part = directory / ".trained.part"
@@ -106,10 +133,12 @@ def save_trained(directory: Path, models: Mapping[str, Module], trainable: Seque
                 unwrapped(models[name]).save_pretrained(part / name)
                 saved.append(_move(part / name, directory))
             if config.kind is Kind.lora:
-                from flowrun.adapters import lora  # imports peft
+                from flowrun.adapters import export  # imports peft
 
                 base = {name: unwrapped(models[name]) for name in config.lora_base_model}
-                saved += [_move(path, directory) for path in lora.save(part, base)]
+                for form in dict.fromkeys((config.own_form, *config.export)):
+                    made = export.save(part, base, form, config, names)
+                    saved += [_move(path, directory / path.parent.relative_to(part)) for path in made]
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return saved
@@ -139,6 +168,7 @@ def _move(source: Path, directory: Path) -> Path:
     for file in [source] if source.is_file() else source.rglob("*"):  # safetensors gives its files to their owner alone
         if file.is_file():
             file.chmod(0o666 & ~UMASK)
+    directory.mkdir(parents=True, exist_ok=True)
     target = directory / source.name
     if target.is_dir():
         shutil.rmtree(target)

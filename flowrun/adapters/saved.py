@@ -1,110 +1,112 @@
-"""A saved adapter to start from: read under plain names, and compared with the adapter that is to hold it."""
+"""A saved adapter to start from, compared with the adapter that is to hold it."""
 
 from __future__ import annotations
 
-import json
-import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY, LORA_WEIGHT_NAME_SAFE
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.nn import Module
 
-from flowrun.adapters.config import Config, Variant
+from flowrun.adapters.config import PRODUCTS, Config, Variant
+from flowrun.adapters.files import Part, layer_of, read
+from flowrun.adapters.layouts import divisor
 from flowrun.config import ConfigError
+from flowrun.pipelines import AdapterNames
+from flowrun.spelling import suggest
 
-LOADED_AS = {"transformer_2": "transformer"}  # components whose adapter diffusers loads, when it is told to, as if it were another's
-MAGNITUDE = ".lora_magnitude_vector"  # end of the names of DoRA's magnitudes
+Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Fitting:
-    """tensors: component -> its adapter's weights under peft's names. scale_known: the file says how B A is scaled."""
+class Others:
+    """Layers of one component with another rank and alpha than the settings': pattern of names -> number."""
 
-    tensors: dict[str, dict[str, Tensor]]
-    scale_known: bool
+    ranks: dict[str, int]
+    alphas: dict[str, float]
 
 
-def fitting(own: Mapping[str, Mapping[str, Tensor]], path: Path, config: Config) -> Fitting:
-    """The adapter in `path`, a file or its directory. own: component -> the weights that must be in it, and no others.
+def start(models: Mapping[str, Module], config: Config, names: AdapterNames | None) -> dict[str, Part]:
+    """What `init_from` holds, in agreement with the settings; its layers are compared later, by `fitted`.
 
-    Raises ConfigError for one of another variant, rank, alpha, of other layers or of another network."""
-    tensors, layout = _gather(own, path)
-    if len(own) == 1 and not any(key.startswith(f"{name}.") for key in tensors for name in own):
-        tensors = {f"{name}.{key}": value for name in own for key, value in tensors.items()}
-    known = all(f"{name}.lora_alpha" in layout for name in own)
-    for name in own:
-        _check_variant(name, tensors, layout, config, path)
+    Raises ConfigError for one of another variant, rank or alpha."""
+    path, own = Path(config.init_from), list(models)
+    unet = dict(models["unet"].config) if "unet" in models else None
+    parts = read(path, own, own[0] if len(own) == 1 else None, names.reader if names else None, unet)
+    for name in parts.keys() & models.keys():
+        _check_variant(parts[name], config, path)
+        _check_numbers(parts[name], config, path)
+    return parts
+
+
+def others(part: Part | None, config: Config) -> Others:
+    """Where an adapter that is the same in most layers differs."""
+    if part is None:
+        return Others({}, {})
+    if part.recorded:
+        return Others(dict(part.layout.get("rank_pattern") or {}), dict(part.layout.get("alpha_pattern") or {}))
+    ranks = {f"^{layer}": rank for layer, rank in part.ranks.items() if rank != config.rank}
+    scale = config.alpha / divisor(config.variant, config.rank)
+    return Others(ranks, {layer: scale * divisor(config.variant, rank) for layer, rank in ranks.items()})
+
+
+def fitted(parts: Mapping[str, Part], own: Mapping[str, Weights], models: Mapping[str, Module], path: Path) -> dict[str, Weights]:
+    """Component -> its weights. own: the weights that must be in the file, and no others.
+
+    Raises ConfigError for other layers, or of another network."""
+    tensors = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.tensors.items()}
     wanted = {f"{name}.{key}": value for name, weights in own.items() for key, value in weights.items()}
-    for what, keys in (("has no", wanted.keys() - tensors.keys()), ("also has", tensors.keys() - wanted.keys())):
+    lacking, more = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
+    if foreign := {key for key in more if not _is_layer(models, layer_of(key))}:
+        key = min(foreign)
+        layers = [f"{name}.{layer}" for name, model in models.items() for layer, _ in model.named_modules() if layer]
+        raise ConfigError("adapter.init_from", f"{path} holds an adapter of {layer_of(key)} ({len(foreign)} such weights), and "
+                          f"{', '.join(models)} has no such layer", suggest(layer_of(key), layers))
+    for what, keys in (("has no", lacking), ("also has", more)):
         if keys:
-            raise ConfigError("adapter.init_from", f"{path} {what} {min(keys)} ({len(keys)} such)",
-                              "set adapter.lora_base_model and adapter.targets as they were when it was made")
-    for name in own:
-        key = next(key for key in wanted if key.startswith(f"{name}.") and re.search(r"\.lora_(embedding_)?A", key))
-        _check_same("rank", tensors[key].shape[0], config.rank, path)
-        _check_same("alpha", layout.get(f"{name}.lora_alpha", config.alpha), config.alpha, path)
+            near = suggest(min(keys), more) if what == "has no" and more else ""
+            raise ConfigError("adapter.init_from", f"{path} {what} {min(keys)} ({len(keys)} such)", "set adapter.lora_base_model "
+                              f"and adapter.targets as they were when it was made{near and '; ' + near}")
     for key, value in wanted.items():
         if tensors[key].shape != value.shape:
             raise ConfigError("adapter.init_from", f"{path}: {key} is {list(tensors[key].shape)}, the layer's adapter "
                               f"{list(value.shape)}", "it was made for another network")
-    return Fitting({name: {key: tensors[f"{name}.{key}"] for key in weights} for name, weights in own.items()}, known)
+    return {name: {key: tensors[f"{name}.{key}"] for key in weights} for name, weights in own.items()}
 
 
-def _gather(own: Mapping[str, Any], path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Of the components' file, and of the files of those that have their own in a folder of their name."""
-    tensors, layout = {}, {}
-    apart = {name for name in own if name in LOADED_AS and (path / name / LORA_WEIGHT_NAME_SAFE).is_file()}
-    if own.keys() - apart:
-        tensors, layout = _read(path / LORA_WEIGHT_NAME_SAFE if path.is_dir() else path)
-        if len(own) == 1 and (name := next(iter(own))) in LOADED_AS:
-            tensors, layout = (_renamed(named, LOADED_AS[name], name) for named in (tensors, layout))
-    for name in sorted(apart):
-        for gathered, named in zip((tensors, layout), _read(path / name / LORA_WEIGHT_NAME_SAFE), strict=True):
-            gathered |= _renamed(named, LOADED_AS[name], name)
-    return tensors, layout
+def _is_layer(models: Mapping[str, Module], name: str) -> bool:
+    component, _, layer = name.partition(".")
+    if component not in models:  # another component, which may exist: said as a difference of lora_base_model
+        return True
+    inner = dict(models[component].named_modules())
+    return layer in inner
 
 
-def _renamed(named: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    return {f"{new}{key.removeprefix(old)}" if key.startswith(f"{old}.") else key: value for key, value in named.items()}
+def _check_variant(part: Part, config: Config, path: Path) -> None:
+    """DoRA, LoKr and LoHa show in the file's weights; rsLoRA only in its layout, without which the setting is believed."""
+    saved = part.variants
+    if not part.recorded and part.scale is None and config.variant is Variant.rslora and saved[0] not in PRODUCTS:
+        saved = [Variant.rslora, *(v for v in saved if v is not Variant.lora)]
+    if saved != [config.variant]:
+        said = [variant.value for variant in saved]
+        fix = f"set adapter.variant={said[0]}" if len(said) == 1 else "an adapter has one of them here: give another"
+        raise ConfigError("adapter.variant", f"is {config.variant.value}, but {path} was made with {' and '.join(said)}", fix)
 
 
-def _check_variant(name: str, tensors: Mapping[str, Tensor], layout: Mapping[str, Any], config: Config, path: Path) -> None:
-    """DoRA shows in the file's weights; rsLoRA only in its recorded layout, without which the setting is believed."""
-    recorded = f"{name}.lora_alpha" in layout
-    rslora = layout.get(f"{name}.use_rslora", False) if recorded else config.variant is Variant.rslora
-    dora = any(key.startswith(f"{name}.") and key.endswith(MAGNITUDE) for key in tensors)
-    saved = [v.value for v, used in ((Variant.rslora, rslora), (Variant.dora, dora)) if used] or [Variant.lora.value]
-    if saved != [config.variant.value]:
-        fix = f"set adapter.variant={saved[0]}" if len(saved) == 1 else "an adapter has one of them here: give another"
-        raise ConfigError("adapter.variant", f"is {config.variant.value}, but {path} was made with {' and '.join(saved)}",
-                          fix)
+def _check_numbers(part: Part, config: Config, path: Path) -> None:
+    counts = Counter(part.ranks.values())
+    rank = part.layout["r"] if part.recorded else counts.most_common(1)[0][0] if counts else config.rank
+    most = " in most layers" if len(counts) > 1 else ""
+    if rank != config.rank:
+        raise _other("rank", rank, config.rank, f"{path} was made with {rank:g}{most}")
+    alpha = part.alpha
+    if alpha is None:
+        alpha = config.alpha if part.scale is None else part.scale * divisor(config.variant, rank)
+    if abs(alpha - config.alpha) > 1e-5 * abs(alpha):
+        raise _other("alpha", alpha, config.alpha, f"{path} was made with {alpha:g}{most}")
 
 
-def _check_same(what: str, saved: float, configured: float, path: Path) -> None:
-    if saved != configured:
-        raise ConfigError(f"adapter.{what}", f"is {configured:g}, but {path} was made with {saved:g}",
-                          f"set adapter.{what}={saved:g}")
-
-
-def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights under plain names (without wrapper prefixes and adapter names), and the recorded layout, {} if none."""
-    if not file.is_file():
-        raise ConfigError("adapter.init_from", f"there is no file {file}",
-                          f"give a directory with {LORA_WEIGHT_NAME_SAFE}")
-    try:
-        with safe_open(file, "pt") as handle:
-            layout = json.loads((handle.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY, "{}"))
-            return {_plain(key): handle.get_tensor(key) for key in handle.keys()}, layout  # noqa: SIM118 - not a mapping
-    except SafetensorError as error:
-        raise ConfigError("adapter.init_from", f"{file} is no safetensors file ({error})", "give an adapter saved by "
-                          "flowrun, diffusers or peft") from error
-
-
-def _plain(key: str) -> str:
-    key = re.sub(r"(^|\.)(base_model\.model|module)\.", r"\1", key)
-    key = re.sub(rf"{re.escape(MAGNITUDE)}(\.\w+)?\.weight$", MAGNITUDE, key)
-    return re.sub(r"\.(lora_[AB])\.\w+\.(weight|bias)$", r".\1.\2", key)
+def _other(what: str, saved: float, configured: float, said: str) -> ConfigError:
+    return ConfigError(f"adapter.{what}", f"is {configured:g}, but {said}", f"set adapter.{what}={saved:g}")

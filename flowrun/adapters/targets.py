@@ -1,4 +1,5 @@
-"""Which layers carry an adapter: the pipeline's own list, all linear ones, named ones, or those that a pattern matches.
+"""Which layers carry an adapter: the pipeline's own list or those that `blocks` finds, all linear ones, named ones, or those
+that a pattern matches.
 
 A network's layers have dotted names, `transformer_blocks.0.attn.to_q`. What is resolved here is given to peft as it is.
 """
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch.nn import Linear, Module
 
+from flowrun.adapters import blocks
 from flowrun.adapters.config import ALL_LINEAR, AUTO, PATTERN, Config
 from flowrun.config import ConfigError
 from flowrun.spelling import suggest
@@ -44,8 +46,11 @@ def _auto(name: str, model: Module, own: Sequence[str] | str) -> Targets:
     if isinstance(own, str):
         return _pattern({name: model}, own)
     if not own:
-        raise ConfigError("adapter.targets", f"auto: the pipeline lists no layers for {name}",
-                          "give a list, or all-linear")
+        found = blocks.pattern(model)
+        if found is None:
+            what = f"auto: the pipeline lists no layers for {name}, and it has no repeated blocks with linear layers"
+            raise ConfigError("adapter.targets", what, "give a list, or all-linear")
+        return found
     return _listed({name: model}, own)[name]
 
 

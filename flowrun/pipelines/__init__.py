@@ -20,9 +20,11 @@ from diffusers import ModelMixin
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from flowrun.cache.key import digest
 from flowrun.files import HashFile
 from flowrun.flow.guidance import guide
 from flowrun.graph import Unit
+from flowrun.pipelines._adapter_names import AdapterNames as AdapterNames
 
 Shape = tuple[int, ...]
 NEGATIVE = "negative_"  # before the name of a condition: of the prompt that guidance subtracts
@@ -40,6 +42,15 @@ class Component:
     describe: str  # for the plan
 
 
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What is done to a component's weights once they are loaded."""
+
+    apply: Callable[[nn.Module], None]
+    identity: Callable[[HashFile], bytes]  # of all that it depends on
+    describe: str
+
+
 class Pipeline(ABC):
     """`models` holds what a stage has loaded. `velocity` computes in the loaded weights' precision and returns fp32."""
 
@@ -54,11 +65,13 @@ class Pipeline(ABC):
     decode_only: ClassVar[tuple[str, ...]] = ()  # parts of them that nothing else calls, so that no gradient comes there
     # component -> the layers that `adapter.targets=auto` means: ends of their names, or a pattern for whole names
     lora_targets: ClassVar[Mapping[str, tuple[str, ...] | str]]
+    adapter_names: ClassVar[AdapterNames | None] = None  # of other programs; None: diffusers reads none of theirs
 
     def __init__(self, config: Any, seed: int) -> None:
         self.config, self.seed = config, seed
         self.models: dict[str, nn.Module] = {}
         self.trained: tuple[str, ...] = ()  # names that get gradients, set by the run
+        self.changes: dict[str, Change] = {}  # component -> what becomes part of its weights
 
     @property
     def denoiser(self) -> str:
@@ -153,12 +166,24 @@ class Pipeline(ABC):
         """Where the sampling of one row starts: [C, (f,) h, w], fp32, on the generator's device."""
         return torch.randn(self.latent_shape(shape), generator=generator, device=generator.device)
 
+    def identity(self, name: str, hash_file: HashFile) -> bytes:
+        """Of a component as `load` makes it."""
+        own = self.components()[name].identity(hash_file)
+        return digest(own, self.changes[name].identity(hash_file)) if name in self.changes else own
+
+    def describe(self, name: str) -> str:
+        """A component as `load` makes it, for the plan."""
+        own = self.components()[name].describe
+        return f"{own}, {self.changes[name].describe}" if name in self.changes else own
+
     def load(self, names: Collection[str], device: torch.device, dtype: torch.dtype) -> None:
         """Give weights to these components: evaluation mode, frozen, in memory of their own. Raises KeyError."""
         components = self.components()
         for name in names:
             module = components[name].load()
             _own_weights(module, device, dtype)
+            if name in self.changes:
+                self.changes[name].apply(module)
             self.models[name] = module.eval().requires_grad_(False)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from flowrun.config import ConfigError
-from flowrun.pipelines import _diffusers
+from flowrun.pipelines import AdapterNames, _diffusers
 from flowrun.pipelines._conditions import condition_names
 from flowrun.pipelines._diffusers import DiffusersPipeline
 from flowrun.pipelines._squares import pack, unpack
@@ -34,11 +34,30 @@ LEAST_SIDE, MOST_ASPECT = 64, 8  # of a condition picture, as diffusers checks i
 LORA_LAYERS = r".*attn\.(to_[qkv]|add_[qkv]_proj|to_add_out|to_out\.0|to_qkv_mlp_proj)|single_transformer_blocks\.\d+\.attn\.to_out"
 TEXT_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 
+# ComfyUI and kohya hold attention's inputs as one layer, and call blocks as the first release did.
+NAMES = AdapterNames(
+    reader="Flux2Pipeline", comfyui={"transformer": "diffusion_model."}, kohya={"transformer": "lora_unet_"},
+    lokr={"transformer": "lycoris_"},
+    renamed={
+        "double_blocks.{}.img_attn.qkv": [f"transformer_blocks.{{}}.attn.to_{x}" for x in "qkv"],
+        "double_blocks.{}.img_attn.proj": ["transformer_blocks.{}.attn.to_out.0"],
+        "double_blocks.{}.txt_attn.qkv": [f"transformer_blocks.{{}}.attn.add_{x}_proj" for x in "qkv"],
+        "double_blocks.{}.txt_attn.proj": ["transformer_blocks.{}.attn.to_add_out"],
+        "double_blocks.{}.img_mlp.0": ["transformer_blocks.{}.ff.linear_in"],
+        "double_blocks.{}.img_mlp.2": ["transformer_blocks.{}.ff.linear_out"],
+        "double_blocks.{}.txt_mlp.0": ["transformer_blocks.{}.ff_context.linear_in"],
+        "double_blocks.{}.txt_mlp.2": ["transformer_blocks.{}.ff_context.linear_out"],
+        "single_blocks.{}.linear1": ["single_transformer_blocks.{}.attn.to_qkv_mlp_proj"],
+        "single_blocks.{}.linear2": ["single_transformer_blocks.{}.attn.to_out"],
+    },
+)  # fmt: skip
+
 
 class Flux2(DiffusersPipeline):
     tokens = {"tokenizer": "max_sequence_length"}
     patch = 1
     lora_targets = {"transformer": LORA_LAYERS, "text_encoder": TEXT_LAYERS}
+    adapter_names = NAMES
 
     @dataclass(kw_only=True, slots=True)
     class Config(_diffusers.Config):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowrun.pipelines import _diffusers
+from flowrun.pipelines import AdapterNames, _diffusers
 from flowrun.pipelines._qwen import Qwen
 
 
@@ -11,3 +11,5 @@ class QwenImage(Qwen):
     blocks = "QwenImageAutoBlocks"
     rewrites = {"text_encoder": ()}
     tokens = {"tokenizer": "max_sequence_length"}
+    adapter_names = AdapterNames(reader="QwenImagePipeline", comfyui={"transformer": "diffusion_model."},
+                                 kohya={"transformer": "lora_unet_"})  # fmt: skip

@@ -20,7 +20,7 @@ from torch import Tensor
 from flowrun.config import ConfigError
 from flowrun.flow import diffusion
 from flowrun.flow.path import wide
-from flowrun.pipelines import Shape, _diffusers
+from flowrun.pipelines import AdapterNames, Shape, _diffusers
 from flowrun.pipelines._diffusers import DiffusersPipeline
 
 CLIP_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
@@ -42,6 +42,11 @@ class StableDiffusionXL(DiffusersPipeline):
     tokens = {"tokenizer": None, "tokenizer_2": None}
     patch = 1
     lora_targets = {"unet": ("to_q", "to_k", "to_v", "to_out.0"), "text_encoder": CLIP_LAYERS, "text_encoder_2": CLIP_LAYERS}
+
+    adapter_names = AdapterNames(
+        reader="StableDiffusionXLPipeline",
+        kohya={"unet": "lora_unet_", "text_encoder": "lora_te1_", "text_encoder_2": "lora_te2_"},
+    )
 
     def settings(self) -> dict[str, Any]:
         return {}

@@ -16,7 +16,7 @@ from diffusers.modular_pipelines.z_image.denoise import ZImageLoopBeforeDenoiser
 from torch import Tensor
 
 from flowrun.graph import Unit
-from flowrun.pipelines import _diffusers
+from flowrun.pipelines import AdapterNames, _diffusers
 from flowrun.pipelines._diffusers import TIME_UNITS, DiffusersPipeline
 from flowrun.pipelines._texts import turn
 
@@ -33,6 +33,9 @@ class ZImage(DiffusersPipeline):
                         "feed_forward.w1", "feed_forward.w2", "feed_forward.w3"),
         "text_encoder": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
     }  # fmt: skip
+
+    adapter_names = AdapterNames(reader="ZImagePipeline", comfyui={"transformer": "diffusion_model."},
+                                 kohya={"transformer": "lora_unet_"}, lokr={"transformer": "diffusion_model."})  # fmt: skip
 
     def check(self) -> None:
         self.agree("in_channels", self.channels, "vae.latent_channels")

@@ -67,7 +67,8 @@ def _load(assembly: Assembly, dist: Dist) -> None:
     def load() -> None:
         pipeline.load(assembly.train_models, dist.device, assembly.dtype)
         adapters.attach(
-            pipeline.models, assembly.task.trainable_models, assembly.adapter, pipeline.lora_targets, assembly.run.seed
+            pipeline.models, assembly.task.trainable_models, assembly.adapter, pipeline.lora_targets, assembly.run.seed,
+            pipeline.adapter_names,
         )
         if assembly.run.train.gradient_checkpointing:
             for name in {name.split(".")[0] for name in assembly.trained}:

@@ -106,7 +106,8 @@ class Training:
             return []
         with self.trainer.weights_applied():
             saved = adapters.save_trained(
-                self.folder / "model", self.trainer.pipeline.models, self.trainable, self.adapter
+                self.folder / "model", self.trainer.pipeline.models, self.trainable, self.adapter,
+                self.trainer.pipeline.adapter_names,
             )
         log.info("trained weights: %s", ", ".join(map(str, saved)))
         return [str(path) for path in saved]

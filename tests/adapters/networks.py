@@ -18,6 +18,8 @@ LORA = {
     "alpha": 8.0,
     "dropout": 0.0,
     "init_from": None,
+    "merge_first": [],
+    "export": [],
 }
 NONE = {
     "kind": "none",
@@ -28,6 +30,8 @@ NONE = {
     "alpha": None,
     "dropout": None,
     "init_from": None,
+    "merge_first": [],
+    "export": [],
 }
 FILE = "pytorch_lora_weights.safetensors"
 

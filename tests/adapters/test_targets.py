@@ -6,8 +6,10 @@ import pytest
 from networks import bert, config, flux, lora_model, outlines, refusal
 from torch import nn
 
-from flowrun.adapters import attach, check, trained_parameters
+from flowrun.adapters import attach, blocks, check, trained_parameters
+from flowrun.adapters.targets import resolve
 from flowrun.compose import compose
+from tests.pipelines.families import FAMILIES, make
 
 BLOCKS = ("transformer_blocks.0", "single_transformer_blocks.0", "single_transformer_blocks.1")
 
@@ -81,9 +83,66 @@ def test_each_component_needs_a_target_of_its_own(targets, words):
     assert words in refusal(lambda: both(targets=targets))
 
 
-def test_auto_without_a_list_is_refused():
-    text = refusal(lambda: attach({"transformer": flux()}, [], config(targets="auto"), {}, 0))
-    assert "auto: the pipeline lists no layers for transformer" in text
+def test_auto_without_a_list_takes_the_linear_layers_of_repeated_blocks():
+    models = {"transformer": flux(), "text_encoder": bert()}
+    attach(models, [], config(targets="auto", lora_base_model=list(models)), {}, 0)
+    double = {f"attn.to_{x}" for x in ("q", "k", "v", "out.0", "add_out")} | {f"attn.add_{x}_proj" for x in "qkv"}
+    double |= {f"{ff}.net.{end}" for ff in ("ff", "ff_context") for end in ("0.proj", "2")}
+    single = {"attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp", "proj_out"}
+    wanted = {f"transformer_blocks.0.{layer}" for layer in double}
+    wanted |= {f"single_transformer_blocks.{i}.{layer}" for i in range(2) for layer in single}
+    assert layers(models["transformer"]) == wanted
+    texts = {name.split(".lora_")[0] for name in trained_parameters({"": models["text_encoder"]})}
+    ends = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+            "intermediate.dense", "output.dense")  # fmt: skip
+    assert texts == {f".encoder.layer.0.{end}" for end in ends}
+
+
+class Own(nn.Module):
+    """A network that says nothing about itself."""
+
+    def __init__(self, blocks):
+        super().__init__()
+        self.embed, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.layers = nn.ModuleList([Block() for _ in range(blocks)])
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.time_proj, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+        self.mlp = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+
+
+def test_auto_finds_the_blocks_of_a_network_of_ones_own():
+    model = Own(2)
+    attach({"net": model}, [], config(targets="auto", lora_base_model=["net"]), {}, 0)
+    found = {name.removeprefix("net.").split(".lora_")[0] for name in trained_parameters({"net": model})}
+    assert found == {f"layers.{i}.{layer}" for i in range(2) for layer in ("q", "mlp.0", "mlp.2")}
+
+
+@pytest.mark.parametrize("family", ["flux2", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "flux2")])
+def test_found_layers_are_within_blocks_and_cover_each_familys_own_list(family):
+    pipeline = make(family)
+    for name, component in pipeline.components().items():
+        network = component.outline()
+        names = {name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
+        if name == "vae":
+            assert blocks.pattern(network) is None
+            continue
+        found = {layer for layer, _ in network.named_modules() if re.fullmatch(blocks.pattern(network), layer)}
+        own = resolve({name: network}, config(targets="auto", lora_base_model=[name]), pipeline.lora_targets)[name]
+        listed = {layer for layer in names if (re.fullmatch(own, layer) if isinstance(own, str)
+                                               else any(f".{layer}".endswith(f".{end}") for end in own))}  # fmt: skip
+        assert listed <= found <= names, sorted(listed - found)
+        assert all(re.search(r"(blocks?|layers?|refiner)\.\d+\.", layer) for layer in found)
+        assert not [layer for layer in found if re.search(r"norm|embed|modulation|_mod\.", layer)]
+
+
+def test_auto_without_a_list_or_repeated_blocks_is_refused():
+    text = refusal(lambda: attach({"net": Own(1)}, [], config(targets="auto", lora_base_model=["net"]), {}, 0))
+    assert "auto: the pipeline lists no layers for net, and it has no repeated blocks with linear layers" in text
+    assert "give a list, or all-linear" in text
 
 
 @pytest.mark.parametrize("targets, words", [

@@ -229,7 +229,8 @@ def test_gradients_reach_what_is_trained_and_nothing_else(family: str, name: str
     pipeline = make(family)
     name = pipeline.denoiser if name == "denoiser" else name
     pipeline.load(pipeline.components(), torch.device("cpu"), torch.float32)
-    none = Config(kind=Kind.none, variant=None, lora_base_model=[], targets="auto", rank=None, alpha=None, dropout=None, init_from=None)
+    none = Config(kind=Kind.none, variant=None, lora_base_model=[], targets="auto", rank=None, alpha=None, dropout=None,
+                  init_from=None, merge_first=[], export=[])  # fmt: skip
     attach(pipeline.models, [name], none, pipeline.lora_targets, seed=0)
     executor = Executor(pipeline.units(), pipeline.models, trained=[name])
     state = executor.run(State(shared={"prompt": "a red apple", "image": picture(), **seen(pipeline, 0)}), Draws(0, "row", 0))

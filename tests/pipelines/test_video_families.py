@@ -30,7 +30,8 @@ every = each(FAMILIES, ALIKE)
 from_image = pytest.mark.parametrize("family", FROM_IMAGE)
 two_experts = pytest.mark.parametrize("family", TWO_EXPERTS)
 CLIPS = [clip(seed) for seed in range(3)]
-NONE = Config(kind=Kind.none, variant=None, lora_base_model=[], targets="auto", rank=None, alpha=None, dropout=None, init_from=None)
+NONE = Config(kind=Kind.none, variant=None, lora_base_model=[], targets="auto", rank=None, alpha=None, dropout=None, init_from=None,
+              merge_first=[], export=[])  # fmt: skip
 
 
 @every

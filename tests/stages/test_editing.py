@@ -83,7 +83,7 @@ def test_an_adapter_in_two_stages_as_in_one_and_in_diffusers(
     ours.load(ours.components(), CPU, torch.float32)
     oracle = ORACLES[family](ours)  # of the weights that training starts from
     config = adapters.Config(kind=adapters.Kind.lora, variant=Variant.lora, lora_base_model=["transformer"], targets="auto",
-                             rank=4, alpha=12.0, dropout=0.0, init_from=str(run / "model"))  # fmt: skip
+                             rank=4, alpha=12.0, dropout=0.0, init_from=str(run / "model"), merge_first=[], export=[])  # fmt: skip
     noise, pictures = normal(1, *ours.latent_shape(SIZE)), [list(map(from_tensor, seen(ours, 0).values()))]
     before = oracle.sampled(noise, CAPTIONS[:1], 2, 1.0, pictures)
     start = ours.noise(SIZE, torch.Generator().manual_seed(seed_of("sample", 0, CAPTIONS[0])))[None]

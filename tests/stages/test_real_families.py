@@ -100,7 +100,7 @@ def test_an_adapter_in_two_stages_as_in_one_and_in_diffusers(
     ours = make(family)
     ours.load(ours.components(), CPU, torch.float32)
     config = adapters.Config(kind=adapters.Kind.lora, variant=Variant.lora, lora_base_model=[denoiser(family)], targets="auto",
-                             rank=4, alpha=12.0, dropout=0.0, init_from=str(run / "model"))  # fmt: skip
+                             rank=4, alpha=12.0, dropout=0.0, init_from=str(run / "model"), merge_first=[], export=[])  # fmt: skip
     adapters.attach(ours.models, [], config, ours.lora_targets, seed=0)
     oracle, noise, guidance = fresh(family), normal(1, *ours.latent_shape(SIZE)), 3.5 if ORACLES[family].guided else 1.0
     before = oracle.sampled(noise, ["a red apple"], 3, guidance)
@@ -163,7 +163,7 @@ def test_adapters_on_text_encoder_and_transformer_together(
     ours = make(family)
     ours.load(ours.components(), CPU, torch.float32)
     config = adapters.Config(kind=adapters.Kind.lora, variant=Variant.lora, lora_base_model=bases, targets="auto", rank=4,
-                             alpha=12.0, dropout=0.0, init_from=str(run / "model"))  # fmt: skip
+                             alpha=12.0, dropout=0.0, init_from=str(run / "model"), merge_first=[], export=[])  # fmt: skip
     adapters.attach(ours.models, [], config, ours.lora_targets, seed=0)
     torch.testing.assert_close(encoded(ours, ["a red apple"])["pooled_prompt_embeds"], after[place], atol=1e-5, rtol=1e-5)
 
@@ -230,7 +230,7 @@ def test_a_folder_without_weights_ends_the_command_with_one_line(
         (["task.trainable_models=[transformer,vae.decoder.mid_block]"], "task.trainable_models: vae.decoder.mid_block is called by"),
         (["task.trainable_models=[tokenizer]"], "task.trainable_models: tokenizer is no component of the pipeline; known: text_enc"),
         (["task.trainable_models=[vae.encodr]"], "task.trainable_models: there is no vae.encodr; did you mean vae.encoder"),
-        (["adapter=lora", "adapter.lora_base_model=[vae]"], "adapter.targets: auto: the pipeline lists no layers for vae"),
+        (["adapter=lora", "adapter.lora_base_model=[vae]"], "adapter.targets: auto: the pipeline lists no layers for vae, and"),
         (["precision=fp16"], "precision: fp16 needs a GPU and there is none; use bf16 or fp32"),
         (["model.dtype=fp8"], "model.dtype: there is no 'fp8'; known: bf16, fp16, fp32"),
     ],

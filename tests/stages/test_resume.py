@@ -72,6 +72,20 @@ def test_rows_that_fill_no_batch_are_the_same_after_a_stop(remainder: str, runs:
     assert losses(runs(*few[:3], *few[4:], f"resume={broken}")) == whole
 
 
+@pytest.mark.parametrize("variant", ["lokr", "loha"])
+def test_products_go_on_bit_for_bit_from_any_checkpoint(runs: Runs, monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+    settings = (*STEPS, f"adapter.variant={variant}", "adapter.dropout=0", "train.steps=8")
+    whole = runs(*settings, "run_id=whole")
+    with monkeypatch.context() as patch:
+        stop_at(5, patch)
+        broken = runs(*settings, "run_id=broken", "resume=none", code=130)
+    resumed = runs(*settings)
+    assert resumed == broken and losses(resumed) == losses(whole)
+    weights = [run / "model" / "peft" / "transformer" / "adapter_model.safetensors" for run in (resumed, whole)]
+    ours, theirs = (load_file(path) for path in weights)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_a_killed_run_goes_on_from_its_last_checkpoint_without_doubled_rows(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

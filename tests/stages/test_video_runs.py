@@ -73,7 +73,7 @@ def test_an_adapter_in_two_stages_as_in_one_and_in_diffusers(
     assert {next(iter(getattr(fresh.whole, name).peft_config.values())).lora_alpha for name in bases} == {12}
     theirs = fresh.sampled(noise, prompts, shown, 3, 3.5)
     config = adapters.Config(kind=adapters.Kind.lora, variant=Variant.lora, lora_base_model=bases, targets="auto", rank=4,
-                             alpha=12.0, dropout=0.0, init_from=str(run / "model"))  # fmt: skip
+                             alpha=12.0, dropout=0.0, init_from=str(run / "model"), merge_first=[], export=[])  # fmt: skip
     adapters.attach(ours.models, [], config, ours.lora_targets, seed=0)
     conditions, negative = encoded(ours, prompts, shown), encoded(ours, [""], shown)
     drawn = ours.decode(denoise(ours, conditions, negative, noise, ours.schedule(3, SHAPE), 3.5))
