@@ -19,11 +19,11 @@ from flowrun.adapters.config import Form, Variant
 from flowrun.adapters.export import FILES, possible
 from flowrun.pipelines import AdapterNames
 from flowrun.pipelines.flux import NAMES as FLUX
-from tests.pipelines.families import FAMILIES, loaded
+from tests.pipelines.families import FROM_TEXT, loaded
 
 # FLUX.1's single blocks have forms at the published width alone
 DOUBLE = r"re:transformer_blocks\..*(to_[qkv]|to_out\.0|add_[qkv]_proj|to_add_out|net\.0\.proj|net\.2)"
-CASES = [(family, variant, form) for family in FAMILIES for variant in ("lora", "rslora", "lokr") for form in ("comfyui", "kohya")
+CASES = [(family, variant, form) for family in FROM_TEXT for variant in ("lora", "rslora", "lokr") for form in ("comfyui", "kohya")
          if family != "sd3" and (family, form) != ("sdxl", "comfyui")
          and (variant != "lokr" or (form == "comfyui" and family in ("flux2", "flux2_klein", "z_image")))]  # fmt: skip
 QUICK = {("flux2", "lora", "comfyui"), ("sdxl", "lora", "kohya"), ("z_image", "lokr", "comfyui")}
@@ -90,7 +90,7 @@ def test_training_starts_from_them(tmp_path, family, variant, form):
 
 
 @pytest.mark.parametrize("variant", [v.value for v in Variant])
-@pytest.mark.parametrize("family", ["sd3", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "sd3")])
+@pytest.mark.parametrize("family", ["sd3", *(pytest.param(f, marks=pytest.mark.slow) for f in FROM_TEXT if f != "sd3")])
 def test_peft_reads_its_folder_and_training_starts_from_it(tmp_path, family, variant):
     models, made = saved(tmp_path, family, variant=variant, export=["peft"], targets="auto")
     ((name, network),) = networks(family, made).items()
@@ -160,7 +160,7 @@ def test_a_component_that_the_form_cannot_hold_is_refused():
 
 def test_the_table_of_forms_is_that_of_the_readme():
     found = []
-    for family in FAMILIES:
+    for family in FROM_TEXT:
         forms = {form: [v.value for v in Variant if form in possible(config(variant=v.value), loaded(family).adapter_names)]
                  for form in Form}  # fmt: skip
         cells = ["all" if len(names) == len(Variant) else ", ".join(names) or "-" for names in forms.values()]

@@ -9,7 +9,7 @@ from torch import nn
 from flowrun.adapters import attach, blocks, check, trained_parameters
 from flowrun.adapters.targets import resolve
 from flowrun.compose import compose
-from tests.pipelines.families import FAMILIES, make
+from tests.pipelines.families import FROM_TEXT, make
 
 BLOCKS = ("transformer_blocks.0", "single_transformer_blocks.0", "single_transformer_blocks.1")
 
@@ -121,7 +121,7 @@ def test_auto_finds_the_blocks_of_a_network_of_ones_own():
     assert found == {f"layers.{i}.{layer}" for i in range(2) for layer in ("q", "mlp.0", "mlp.2")}
 
 
-@pytest.mark.parametrize("family", ["flux2", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "flux2")])
+@pytest.mark.parametrize("family", ["flux2", *(pytest.param(f, marks=pytest.mark.slow) for f in FROM_TEXT if f != "flux2")])
 def test_found_layers_are_within_blocks_and_cover_each_familys_own_list(family):
     pipeline = make(family)
     for name, component in pipeline.components().items():
