@@ -136,7 +136,8 @@ def test_a_task_that_needs_pictures_refuses_them_in_one_line(
     assert cli.main([*WORDS, f"data.path={path}"]) == 2
     assert not (runs.folder / "outputs").exists()
     assert capsys.readouterr().err.splitlines() == [
-        "flowrun: data.source: the data give prompt, and not image; use other data, or a task that does without"
+        "flowrun: data.source: the data give prompt, and not image; use data that have it, e.g. data=table "
+        "+data.columns.pictures.NAME=COLUMN, or a task or model that does without"
     ]
 
 

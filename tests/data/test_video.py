@@ -295,7 +295,8 @@ def test_a_model_of_pictures_refuses_videos_in_one_line(runs: Runs, tmp_path: Pa
     write(tmp_path / "in" / "a.mkv", noise(5, (16, 16)))
     assert cli.main(list(words(tmp_path))) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "flowrun: data.source: the data give video, prompt, and not image; use other data, or a task that does without"
+        "flowrun: data.source: the data give video, prompt, and not image; use data that have it, e.g. data=table "
+        "+data.columns.pictures.NAME=COLUMN, or a task or model that does without"
     ]
 
 
