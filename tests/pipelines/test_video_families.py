@@ -236,7 +236,7 @@ def test_the_second_expert_has_a_guidance_of_its_own(family: str) -> None:
 @every
 def test_the_table_of_undeclared_rewrites_is_what_the_block_does(family: str) -> None:
     pipeline = loaded(family)
-    block = pipeline.modular._encoding["text_encoder"]
+    (block,) = pipeline.modular._encoding["text_encoder"]
     components = pipeline.modular._pipeline(["tokenizer"])
     components.text_encoder = pipeline.models["text_encoder"]
     given = {"prompt": ["a red apple"], "negative_prompt": None, "max_sequence_length": 64}
