@@ -48,6 +48,7 @@ def test_a_mistake_is_one_line_with_the_name_as_it_was_typed(tmp_path: Path, mod
     assert error.startswith(f"{module}: ".encode()) and "絵 is ".encode() in error
 
 
+@pytest.mark.slow
 def test_a_run_in_an_ascii_locale_trains_on_all_rows_and_writes_utf_8(pictures: Path) -> None:
     (pictures / "絵" / "空.png").write_bytes(b"")
     code, _, error = python_m(pictures, ASCII_ONLY, "flowrun", *SETTINGS, "train.steps=2", "train.batch_size=4",

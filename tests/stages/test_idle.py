@@ -14,6 +14,7 @@ def told(runs: Runs, *settings: str) -> list[str]:
     return [line for line in text.splitlines() if WORDS in line]
 
 
+@pytest.mark.slow
 def test_parameters_without_a_gradient_are_named_once(runs: Runs) -> None:
     """MiniLM's last layer, which its hidden states do not pass through."""
     (line,) = told(runs, "task.trainable_models=[transformer,text_encoder]", "train.accumulate=2")

@@ -37,7 +37,7 @@ def training(runs: Runs, process: subprocess.Popen[str], steps: int) -> Path:
 @pytest.mark.parametrize(
     ("number", "send"),
     [
-        pytest.param(signal.SIGINT, os.killpg, id="ctrl-c"),  # a terminal's goes to the whole group
+        pytest.param(signal.SIGINT, os.killpg, id="ctrl-c", marks=pytest.mark.slow),  # a terminal's goes to the whole group
         pytest.param(signal.SIGTERM, os.kill, id="sigterm", marks=pytest.mark.slow),
     ],
 )
