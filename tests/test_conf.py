@@ -83,7 +83,12 @@ def composed(group, name):
     return compose([choose(group, name)])
 
 
-@pytest.mark.parametrize(("group", "name"), OPTIONS)
+def quick(group, name):
+    """Options of published models differ from one another in names and numbers: those in the long run only."""
+    return pytest.param(group, name, marks=pytest.mark.slow if group == "model" and not name.endswith("tiny") else ())
+
+
+@pytest.mark.parametrize(("group", "name"), [quick(*option) for option in OPTIONS])
 def test_option_composes(group, name):
     run = composed(group, name)
     assert isinstance(run, Run)
@@ -104,6 +109,7 @@ def test_schema_has_no_numbers_of_its_own(group, name, schema, node):
     assert "__slots__" in vars(schema)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", PLUG_INS)
 def test_plug_in_accepts_its_section(group):
     registry, selector, beside = PLUG_INS[group]

@@ -22,7 +22,7 @@ CPU, SIZE = torch.device("cpu"), (64, 64)
 FAMILIES = tuple(ORACLES)
 EDITORS = tuple(family for family, cls in ORACLES.items() if issubclass(cls, Editing))
 FROM_TEXT = tuple(family for family in FAMILIES if family not in EDITORS)
-ALIKE = ("flux2_klein", "flux_kontext", "flux2_edit", "flux2_klein_edit")  # share nearly all code with another family
+ALIKE = ("flux2", "flux2_klein", "z_image", "sdxl", "flux_kontext", "flux2_edit", "flux2_klein_edit", "qwen_image_edit")  # to save time
 
 
 def each(families: Iterable[str], alike: Collection[str] = ALIKE) -> pytest.MarkDecorator:

@@ -25,7 +25,7 @@ from tests.pipelines.video_oracles import (
     oracle,
 )
 
-ALIKE = ("wan2_2", "wan2_2_5b")  # the other families have all that these have
+ALIKE = ("wan", "wan2_2", "wan2_2_5b", "wan2_2_5b_i2v")  # to save time
 every = each(FAMILIES, ALIKE)
 from_image = pytest.mark.parametrize("family", FROM_IMAGE)
 two_experts = pytest.mark.parametrize("family", TWO_EXPERTS)

@@ -72,7 +72,7 @@ def test_rows_that_fill_no_batch_are_the_same_after_a_stop(remainder: str, runs:
     assert losses(runs(*few[:3], *few[4:], f"resume={broken}")) == whole
 
 
-@pytest.mark.parametrize("variant", ["lokr", "loha"])
+@pytest.mark.parametrize("variant", ["lokr", pytest.param("loha", marks=pytest.mark.slow)])
 def test_products_go_on_bit_for_bit_from_any_checkpoint(runs: Runs, monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     settings = (*STEPS, f"adapter.variant={variant}", "adapter.dropout=0", "train.steps=8")
     whole = runs(*settings, "run_id=whole")

@@ -73,6 +73,7 @@ def test_losses_under_a_mask_are_equal_bit_for_bit_and_data_without_one_are_refu
     assert "data.source: the data give image, prompt, and not mask" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_losses_of_each_variant_of_the_adapter_are_equal_bit_for_bit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     split, whole = {}, {}
     common = ("adapter=lora", "adapter.alpha=8", "train.steps=5", "adapter.targets=all-linear")

@@ -44,6 +44,7 @@ def of_brightness(self: Sft, pipeline: Pipeline, batch: dict[str, Tensor], gener
     return StepOut(per_row.mean(), per_row.detach())
 
 
+@pytest.mark.slow
 def test_each_row_of_an_epoch_counts_alike_however_it_is_cut_into_batches(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

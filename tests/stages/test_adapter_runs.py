@@ -13,6 +13,8 @@ from flowrun.finished import Finished
 from flowrun.run import assemble
 from tests.conftest import SMALL, Runs, losses
 
+pytestmark = pytest.mark.slow
+
 FAST = ("adapter=lora", "adapter.rank=4", "adapter.alpha=12", "train.steps=4", "optimizer.lr=0.05", "task.caption_dropout=0.3")
 REAL = ("data.captions=[red apple,green apple,pear,lemon]", "data.size=64", "tracker=[csv]", "sample.prompts=[]",
         "train.log_every=1", "train.batch_size=2", "adapter.targets=auto", *FAST)  # fmt: skip
