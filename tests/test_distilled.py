@@ -17,6 +17,8 @@ from flowrun.grids import to_image
 from flowrun.run import assemble
 from tests.conftest import SMALL, Runs, losses
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ("red apple", "green apple", "pear", "lemon")
 
 

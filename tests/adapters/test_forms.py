@@ -21,6 +21,8 @@ from flowrun.pipelines import AdapterNames
 from flowrun.pipelines.flux import NAMES as FLUX
 from tests.pipelines.families import FROM_TEXT, loaded
 
+pytestmark = pytest.mark.slow
+
 # FLUX.1's single blocks have forms at the published width alone
 DOUBLE = r"re:transformer_blocks\..*(to_[qkv]|to_out\.0|add_[qkv]_proj|to_add_out|net\.0\.proj|net\.2)"
 CASES = [(family, variant, form) for family in FROM_TEXT for variant in ("lora", "rslora", "lokr") for form in ("comfyui", "kohya")

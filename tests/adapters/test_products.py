@@ -16,6 +16,8 @@ from torch.nn.functional import linear
 from flowrun.adapters import attach, check, save_trained, trained_parameters
 from flowrun.adapters.config import Variant
 
+pytestmark = pytest.mark.slow
+
 PRODUCTS = ("lokr", "loha")
 R, ALPHA = 4, 8.0  # of networks.config
 

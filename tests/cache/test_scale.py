@@ -83,6 +83,8 @@ CHILD = """
 import sys
 from pathlib import Path
 from flowrun.cache.index import Index
+
+pytestmark = pytest.mark.slow
 index = Index.load(Path(sys.argv[1]))
 keys = Path(sys.argv[2]).read_bytes()
 assert min(index.find([keys[at : at + 16] for at in range(0, len(keys), 16)])) >= 0

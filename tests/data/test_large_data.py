@@ -20,6 +20,8 @@ from flowrun.contact import SHOWN
 from flowrun.data._picture import check
 from tests.conftest import SMALL, Runs
 
+pytestmark = pytest.mark.slow
+
 ROWS = 80
 
 

@@ -13,6 +13,8 @@ from flowrun.pipelines._diffusers import DiffusersPipeline
 from tests.pipelines.families import CPU, assembled, normal
 from tests.pipelines.video_oracles import FAMILIES, ORACLES, PROMPTS, SHAPE, clip, encoded, loaded
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = {
     "wan": "wan2_1_t2v_1_3b", "wan_i2v": "wan2_1_i2v_14b_480p", "wan2_2": "wan2_2_t2v_a14b", "wan2_2_i2v": "wan2_2_i2v_a14b",
     "wan2_2_5b": "wan2_2_ti2v_5b", "wan2_2_5b_i2v": "wan2_2_ti2v_5b",

@@ -25,7 +25,7 @@ from tests.pipelines.video_oracles import (
     oracle,
 )
 
-ALIKE = ("wan", "wan2_2", "wan2_2_5b", "wan2_2_5b_i2v")  # to save time
+ALIKE = ("wan", "wan2_2", "wan2_2_5b", "wan2_2_5b_i2v", "wan_i2v")  # to save time
 every = each(FAMILIES, ALIKE)
 from_image = pytest.mark.parametrize("family", FROM_IMAGE)
 two_experts = pytest.mark.parametrize("family", TWO_EXPERTS)

@@ -122,7 +122,8 @@ def test_training_on_a_damaged_cache_names_the_file_and_the_damage(
     runs("train.steps=2")
 
 
-@pytest.mark.parametrize("where", ["values", pytest.param("tables", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["values", "tables"])
 def test_eight_changed_bytes_of_a_cache_end_training_with_the_row_or_the_file_and_are_made_again(
     runs: Runs, capsys: pytest.CaptureFixture[str], where: str
 ) -> None:

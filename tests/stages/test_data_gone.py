@@ -64,6 +64,7 @@ def test_without_a_cache_the_missing_folder_is_the_error(runs: Runs, capsys: pyt
     assert "data.path" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pruning_keeps_everything_that_a_manifest_needs(runs: Runs, pictures: Path) -> None:
     from flowrun.cache import Cache
 

@@ -26,7 +26,9 @@ from tests.pipelines.oracles import ORACLES
 from tests.stages.test_real_families import stages
 from tests.stages.test_split_equals_whole import NoStore
 
-every = each(EDITORS, ("flux2_edit", "flux2_klein_edit"))
+pytestmark = pytest.mark.slow
+
+every = each(EDITORS, ("flux2_edit", "flux2_klein_edit", "qwen_image_edit"))
 STEPS = 5
 CAPTIONS = ["make it a red apple", "remove the very small cat behind the house", "brighter", "as at night"]
 

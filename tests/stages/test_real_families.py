@@ -192,7 +192,7 @@ def test_long_captions_are_told_before_anything_runs(runs: Runs, capfd: pytest.C
     assert "'a red apple on a table" in shown.out + shown.err
 
 
-@pytest.mark.parametrize(("option", "family"), [("sd3_5_medium", "sd3"), ("flux1_dev", "flux")])
+@pytest.mark.parametrize(("option", "family"), [pytest.param("sd3_5_medium", "sd3", marks=pytest.mark.slow), ("flux1_dev", "flux")])
 def test_a_saved_pipeline_trains_with_the_options_own_settings(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, option: str, family: str
 ) -> None:

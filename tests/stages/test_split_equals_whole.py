@@ -113,6 +113,7 @@ def test_a_unit_without_declared_effects_sees_all_data_in_either_stage(runs: Run
     assert losses(split) == losses(runs("task=sft", *settings)) != plain
 
 
+@pytest.mark.slow
 def test_a_trained_text_encoder_is_live_and_its_dropout_is_the_same_in_both(runs: Runs) -> None:
     settings = ("task.trainable_models=[transformer,text_encoder]", "train.steps=5")
     split = runs("task=sft_split", *settings)

@@ -24,6 +24,8 @@ from tests.pipelines.video_oracles import FAMILIES, ORACLES, SHAPE, TWO_EXPERTS,
 from tests.ranks import launch
 from tests.stages.test_split_equals_whole import NoStore
 
+pytestmark = pytest.mark.slow
+
 ALIKE = ("wan", "wan2_2", "wan2_2_5b", "wan2_2_5b_i2v", "wan_i2v")  # to save time
 every = each(FAMILIES, ALIKE)
 STEPS = 5

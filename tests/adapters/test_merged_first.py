@@ -14,6 +14,8 @@ from flowrun.adapters import attach, merged, save_trained, trained_parameters
 from flowrun.adapters.config import Variant
 from tests.pipelines.families import loaded
 
+pytestmark = pytest.mark.slow
+
 VARIANTS = [variant.value for variant in Variant]
 
 
