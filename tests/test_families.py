@@ -11,6 +11,7 @@ README = Path(__file__).parents[1] / "README.md"
 START, END = "<!-- make families -->\n", "\n<!-- end of make families -->"
 
 
+@pytest.mark.slow
 def test_every_family_that_is_compared_with_diffusers_is_probed() -> None:
     assert set(ORACLES) <= {family.name for family in families()}
 
