@@ -15,10 +15,10 @@ from torch import Tensor
 from flowrun.config import ConfigError
 from flowrun.pipelines import _diffusers
 from flowrun.pipelines._diffusers import DiffusersPipeline
-from flowrun.pipelines._squares import pack, unpack
+from flowrun.pipelines._squares import Squares
 
 
-class Flux1(DiffusersPipeline):
+class Flux1(Squares, DiffusersPipeline):
     rewrites = {"text_encoder": ()}
     tokens = {"tokenizer": None, "tokenizer_2": "max_sequence_length"}
     lora_targets = {
@@ -48,9 +48,3 @@ class Flux1(DiffusersPipeline):
         if self.config.guidance is None:
             return {}
         return {"guidance": torch.full([len(noise)], float(self.config.guidance), device=noise.device)}  # [B], fp32
-
-    def pack(self, latents: Tensor) -> Tensor:
-        return pack(latents, self.patch)
-
-    def unpack(self, packed: Tensor, like: Tensor) -> Tensor:
-        return unpack(packed, self.patch, like)

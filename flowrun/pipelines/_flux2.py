@@ -25,7 +25,7 @@ from flowrun.config import ConfigError
 from flowrun.pipelines import AdapterNames, _diffusers
 from flowrun.pipelines._conditions import condition_names
 from flowrun.pipelines._diffusers import DiffusersPipeline
-from flowrun.pipelines._squares import pack, unpack
+from flowrun.pipelines._squares import Squares
 from flowrun.pipelines._targets import posterior
 
 SIDE = 2  # of a square
@@ -53,7 +53,7 @@ NAMES = AdapterNames(
 )  # fmt: skip
 
 
-class Flux2(DiffusersPipeline):
+class Flux2(Squares, DiffusersPipeline):
     tokens = {"tokenizer": "max_sequence_length"}
     patch = 1
     lora_targets = {"transformer": LORA_LAYERS, "text_encoder": TEXT_LAYERS}
@@ -117,12 +117,6 @@ class Flux2(DiffusersPipeline):
         if self.config.guidance is not None:
             told["guidance"] = torch.full([len(noise)], float(self.config.guidance), device=noise.device)  # [B], fp32
         return told
-
-    def pack(self, latents: Tensor) -> Tensor:
-        return pack(latents, self.patch)
-
-    def unpack(self, packed: Tensor, like: Tensor) -> Tensor:
-        return unpack(packed, self.patch, like)
 
     def statistics(self) -> dict[str, Any]:
         return {}

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from flowrun.pipelines._causal_vae import CausalVae
 from flowrun.pipelines._diffusers import DiffusersPipeline
-from flowrun.pipelines._squares import pack, unpack
+from flowrun.pipelines._squares import Squares
 
 
-class Qwen(CausalVae, DiffusersPipeline):
+class Qwen(Squares, CausalVae, DiffusersPipeline):
     conditions = ("prompt_embeds", "prompt_embeds_mask")
     ragged = conditions
     lora_targets = {
@@ -45,12 +45,6 @@ class Qwen(CausalVae, DiffusersPipeline):
         if prepared.prompt_embeds_mask.all():  # no caption is filled up: attention takes a quicker way without a mask
             prepared.prompt_embeds_mask = None
         return prepared
-
-    def pack(self, latents: Tensor) -> Tensor:
-        return pack(latents, self.patch)
-
-    def unpack(self, packed: Tensor, like: Tensor) -> Tensor:
-        return unpack(packed, self.patch, like)
 
     def guide(self, negative: Tensor, positive: Tensor, guidance: float) -> Tensor:
         """Guided, and each token then as long as without guidance: v |v_pos| / |v|."""

@@ -18,3 +18,15 @@ def unpack(tokens: Tensor, side: int, like: Tensor) -> Tensor:
     """Tokens -> the shape of `like`, [B, C, h, w]."""
     height, width = (length // side for length in like.shape[-2:])
     return pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (height, width)), side)
+
+
+class Squares:
+    """For pipelines whose network takes squares of `patch` x `patch` places as tokens."""
+
+    patch: int
+
+    def pack(self, latents: Tensor) -> Tensor:
+        return pack(latents, self.patch)
+
+    def unpack(self, packed: Tensor, like: Tensor) -> Tensor:
+        return unpack(packed, self.patch, like)
