@@ -13,6 +13,8 @@ import pytest
 from flowrun.cache.index import Index
 from flowrun.cache.manifest import Kept, Manifest, ManifestRow, Part, Parts, write_manifest
 
+pytestmark = pytest.mark.slow
+
 MILLION = 1_000_000
 SHARDS, SEGMENT = 8, 1000
 MOST_KB = 100_000  # of a process that opens the index and looks up a part of it: a dict of its keys alone would take more
@@ -84,7 +86,6 @@ import sys
 from pathlib import Path
 from flowrun.cache.index import Index
 
-pytestmark = pytest.mark.slow
 index = Index.load(Path(sys.argv[1]))
 keys = Path(sys.argv[2]).read_bytes()
 assert min(index.find([keys[at : at + 16] for at in range(0, len(keys), 16)])) >= 0
@@ -100,7 +101,6 @@ def test_opening_and_asking_takes_little_memory(index: Index, tmp_path: Path) ->
     assert int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) < MOST_KB
 
 
-@pytest.mark.slow
 def test_a_manifest_of_a_million_rows_gives_each_row_back(tmp_path: Path) -> None:
     kept = [{Kept(0, "text", "shared", "prompt_embeds"): key} for key in each(SEGMENTS["s0"][:999])]
 
