@@ -11,6 +11,9 @@ export HF_HUB_OFFLINE ?= 1
 run: $(VENV)/installed
 	$(PY) -m flowrun
 
+# Two workers, each with one thread.
+test test-all: export OMP_NUM_THREADS = 1
+
 test: $(VENV)/installed
 	$(PY) -m pytest -n 2 --dist loadfile -m "not slow"
 
@@ -30,9 +33,9 @@ lint: $(VENV)/installed
 clean:
 	rm -rf $(VENV) build *.egg-info
 
-# torch first, so that a build of it that is already at hand is taken rather than a larger one.
+# torch first, so that a build of it that is already at hand is taken rather than a larger one. Modules are compiled when they are first used.
 $(VENV)/installed: pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet $(PINNED) torch
-	$(PY) -m pip install --quiet $(PINNED) -e '.[demo,test,notebooks]'
+	$(PY) -m pip install --quiet --no-compile $(PINNED) torch
+	$(PY) -m pip install --quiet --no-compile $(PINNED) -e '.[demo,test,notebooks]'
 	touch $@
