@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
-from flowrun import adapters, rundir, tracking
+from flowrun import adapters, launch, rundir, tracking
 from flowrun.algorithms import Algorithm
 from flowrun.batches import Batches
 from flowrun.cache.key import digest
+from flowrun.cache.looks import Looks
 from flowrun.checks import (
     check_batch,
     check_called,
@@ -24,9 +27,10 @@ from flowrun.checks import (
     refuse_accelerators,
 )
 from flowrun.compose import compose
-from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
+from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task, Verify
 from flowrun.data import Row, Source
 from flowrun.feed import live_inputs
+from flowrun.files import obstacle
 from flowrun.graph import Unit, UnitGraph
 from flowrun.library import Library
 from flowrun.machine import check_precision, check_processes
@@ -149,7 +153,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     unread = check_inputs(pipeline, algorithm, parts[0], source)
     cached_first = not live_inputs(parts[0], algorithm.reads(pipeline), source) - {"prompt"}
     source.read_before_training = run.dry_run or cached_first
-    source, rows = _rows(run, source, parts[0])
+    with _looks(run) as source.looks:
+        source, rows = _rows(run, source, parts[0])
     stages = (Stage.train,) if isinstance(source, Remembered) else _stages(run, task, parts[0])
     for shape in {row.shape for row in rows}:
         pipeline.latent_shape(shape)
@@ -199,6 +204,18 @@ def _source(run: Run) -> Source:
         raise ConfigError("data.source", f"is {name!r}", f"name one: {', '.join(SOURCES.names())}")
     cls = SOURCES.find(name, "data.source")
     return cls(SOURCES.build("data", cls, run.data))
+
+
+@contextmanager
+def _looks(run: Run) -> Iterator[Looks | None]:
+    """What is known of the data's pictures, and is written down by the first process; None where that is not possible."""
+    root = Path(run.cache.root).absolute()
+    looks = None if obstacle(root) else Looks(root, run.cache.verify is not Verify.full)
+    try:
+        yield looks
+    finally:
+        if looks is not None and launch.rank() == 0:
+            looks.save()
 
 
 def _rows(run: Run, source: Source, part: Split) -> tuple[Source, list[Row]]:

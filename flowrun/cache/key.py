@@ -32,25 +32,25 @@ def _encoded(plain: Any) -> bytes:
     """Type tag, length, content: no two values have one encoding."""
     kind = type(plain)
     if kind is str:
-        return _tagged(b"s", plain.encode("utf-8", "surrogatepass"))
+        text = plain.encode("utf-8", "surrogatepass")
+        return b"s%d:%b" % (len(text), text)
+    if kind is bytes:
+        return b"b%d:%b" % (len(plain), plain)
     if kind is Encoded:
         return plain
     if plain is None or kind is bool:
         return {None: b"n", True: b"t", False: b"f"}[plain]
     if kind is int:
-        return _tagged(b"i", str(plain).encode())
+        digits = b"%d" % plain
+        return b"i%d:%b" % (len(digits), digits)
     if kind is float:
         return b"d" + struct.pack(">d", plain)
-    if kind is bytes:
-        return _tagged(b"b", plain)
     if kind in (list, tuple):
-        return _tagged(b"l", b"".join([_encoded(item) for item in plain]))
+        items = b"".join(map(_encoded, plain))
+        return b"l%d:%b" % (len(items), items)
     if isinstance(plain, Mapping):
-        return _tagged(b"m", b"".join(sorted(_encoded(key) + _encoded(value) for key, value in plain.items())))
+        pairs = b"".join(sorted(_encoded(key) + _encoded(value) for key, value in plain.items()))
+        return b"m%d:%b" % (len(pairs), pairs)
     raise TypeError(
         f"a {kind.__module__}.{kind.__qualname__} is not plain data, so it cannot be part of a key: {plain!r:.80}"
     )
-
-
-def _tagged(tag: bytes, content: bytes) -> bytes:
-    return b"%b%d:%b" % (tag, len(content), content)

@@ -77,9 +77,8 @@ class KeyPlan:
         known = [given.get(param, ABSENT) for param in self.data]
         first = len(known)
         for prefix, places in self._steps:
-            hasher = blake2b(prefix, digest_size=KEY_BYTES)
-            hasher.update(b"".join([known[place if place >= 0 else first - 1 - place] for place in places]))
-            known.append(hasher.digest())
+            read = [known[place if place >= 0 else first - 1 - place] for place in places]
+            known.append(blake2b(prefix + b"".join(read), digest_size=KEY_BYTES).digest())
         return {output: known[first - 1 - place] for output, place in self.outputs.items()}
 
     def _unit(self, units: Sequence[Unit], i: int) -> dict[str, int]:

@@ -4,6 +4,7 @@
     <root>/shards/<writer>-<number>.safetensors
     <root>/manifests/<model>-<data>-<parts>.safetensors
     <root>/sources/<writer>-<number>.safetensors
+    <root>/looks/<writer>-<number>.safetensors
     <root>/quarantine/<shard>[.<value>].json
     <root>/writers/<writer>               a mark that lasts as long as the writer; nobody waits for it
     <root>/maintenance.lock               held while shards are rewritten
@@ -57,6 +58,10 @@ class Layout:
         return self.root / "sources"
 
     @property
+    def looks(self) -> Path:
+        return self.root / "looks"
+
+    @property
     def quarantine(self) -> Path:
         return self.root / "quarantine"
 
@@ -66,7 +71,7 @@ class Layout:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        return (self.root, self.shards, self.manifests, self.sources, self.quarantine, self.writers)
+        return (self.root, self.shards, self.manifests, self.sources, self.looks, self.quarantine, self.writers)
 
     def create(self) -> None:
         for folder in self.folders:

@@ -76,7 +76,8 @@ def unknown_files(layout: Layout) -> list[Path]:
     """Files in the cache's folders that are none of ours; they are counted and otherwise left alone."""
     ours: dict[Path, Sequence[re.Pattern[str]]] = {
         layout.root: (re.compile("|".join(map(re.escape, (layout.index.name, LOCK_NAME, layout.pace.name)))), TEMP_NAME),
-        layout.shards: (SHARD_NAME, TEMP_NAME), layout.sources: (SHARD_NAME, TEMP_NAME), layout.writers: (WRITER_NAME,),
+        layout.shards: (SHARD_NAME, TEMP_NAME), layout.sources: (SHARD_NAME, TEMP_NAME), layout.looks: (SHARD_NAME, TEMP_NAME),
+        layout.writers: (WRITER_NAME,),
         layout.manifests: (MANIFEST_NAME, TEMP_NAME), layout.quarantine: (FAULT_NAME, TEMP_NAME)}  # fmt: skip
     return [path for folder, patterns in ours.items() if folder.is_dir() for path in sorted(folder.iterdir())
             if path not in ours and not any(pattern.fullmatch(path.name) for pattern in patterns)]  # fmt: skip

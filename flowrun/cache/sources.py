@@ -1,32 +1,22 @@
-"""Content hashes of source files, remembered by (path, size, times of change, inode): a file is read once. No torch.
-
-They lie in segments that are written once each and appear atomically; any number of processes may add some.
-"""
+"""Content hashes of source files, remembered: a file is read once. No torch."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from flowrun.cache.key import KEY_BYTES, digest
-from flowrun.cache.layout import SHARD_NAME, Layout
-from flowrun.cache.tensorfile import Damaged, TensorFile, table, write_tensorfile
+from flowrun.cache.layout import Layout
+from flowrun.cache.segments import Segments, stamp
 from flowrun.config import ConfigError, Verify
-from flowrun.files import new_writer, sync_folder
 
 FORMAT = "flowrun-cache-sources-1"
-MOST_SEGMENTS = 16  # more are rewritten as one
 SMALL = 1 << 20  # bytes; such files are read at once
-CLOCK_TICK_NS = 20_000_000  # two changes closer than a file system's clock can tell apart leave the same time
 MODEL_FILES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")  # weights, configuration, tokenizer
 OLD_WEIGHTS = (".bin", ".pt")  # count where there are no safetensors
-log = logging.getLogger(__name__)
 
 
 class Sources:
@@ -37,35 +27,26 @@ class Sources:
 
     def __init__(self, root: Path, verify: Verify, reading: bool = True) -> None:
         """root: the cache's. reading: False reads no file, and gives those that are not remembered a hash of no content."""
-        self.layout, self.verify, self.reading = Layout(Path(root)), verify, reading
+        layout = Layout(Path(root))
+        self.reading = reading
         self.read = 0  # files whose content was read
         self._unread: set[int] = set()  # beginnings of the stamps of those that would have been, had `reading` been on
-        self._known: dict[bytes, bytes] = {}
-        self._new: dict[bytes, bytes] = {}
-        self._segments = sorted(
-            path for path in self.layout.sources.glob("*.safetensors") if SHARD_NAME.fullmatch(path.name)
-        )
-        if verify is not Verify.full:
-            for file in sorted(self._files(), key=lambda file: int(file.metadata["created"])):  # later ones are right
-                stamps, hashes = file.array("stamps").tobytes(), file.array("hashes").tobytes()
-                starts = range(0, len(stamps), KEY_BYTES)
-                self._known.update((stamps[at : at + KEY_BYTES], hashes[at : at + KEY_BYTES]) for at in starts)
+        self._hashes = Segments(layout, layout.sources, FORMAT, "hashes", KEY_BYTES, verify is not Verify.full)
 
     def hash_file(self, path: Path) -> bytes:
         """blake2b-128 of the file's content; of one that is not to be read, what no content has. Raises OSError."""
-        path = Path(path).absolute()
-        status = os.stat(path)
-        key = _stamp(path, status)
-        found = self._known.get(key)
+        name = os.path.abspath(path)
+        status = os.stat(name)
+        key = stamp(name, status)
+        found = self._hashes.find(key)
         if found is None and not self.reading:
             self._unread.add(int.from_bytes(key[:7]))
             return digest("not read", key)
         if found is None:
             begun = time.time_ns()
-            found = _content(path, status.st_size)
+            found = _content(name, status.st_size)
             self.read += 1
-            if _marks(os.stat(path)) == _marks(status) and begun - status.st_ctime_ns > CLOCK_TICK_NS:
-                self._known[key] = self._new[key] = found
+            self._hashes.add(key, found, name, status, begun)
         return found
 
     @property
@@ -75,24 +56,7 @@ class Sources:
 
     def save(self) -> None:
         """Remember the new hashes. Raises Failure when the disk is full."""
-        if not self._new:
-            return
-        self.layout.create()
-        merge = len(self._segments) >= MOST_SEGMENTS and self.verify is not Verify.full
-        entries = self._known if merge else self._new
-        arrays = [
-            table(name, np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES))
-            for name, keys in (("stamps", entries.keys()), ("hashes", entries.values()))
-        ]
-        path = self.layout.sources / f"{new_writer()}-00000.safetensors"
-        write_tensorfile(path, FORMAT, arrays, {"created": str(time.time_ns())})
-        if merge:
-            for old in self._segments:
-                old.unlink(missing_ok=True)
-            sync_folder(self.layout.sources)
-            self._segments = []
-        self._segments.append(path)
-        self._new = {}
+        self._hashes.save()
 
     def __enter__(self) -> Sources:
         return self
@@ -100,31 +64,12 @@ class Sources:
     def __exit__(self, *error: object) -> None:
         self.save()
 
-    def _files(self) -> Iterator[TensorFile]:
-        for path in self._segments:
-            try:
-                yield TensorFile(path, FORMAT)
-            except FileNotFoundError:  # another process rewrote the segments as one
-                continue
-            except Damaged as fault:
-                log.warning("cache: %s; the files it remembered are read again", fault)
 
-
-def _content(path: Path, size: int) -> bytes:
+def _content(path: str, size: int) -> bytes:
     with open(path, "rb", buffering=0) as file:
         if size <= SMALL:
             return hashlib.blake2b(file.read(), digest_size=KEY_BYTES).digest()
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=KEY_BYTES)).digest()
-
-
-def _stamp(path: Path, status: os.stat_result) -> bytes:
-    return digest("file", str(path), *_marks(status))
-
-
-def _marks(status: os.stat_result) -> tuple[int, ...]:
-    """What changes with a file. The time of change of the entry itself cannot be set back, as tools that unpack or copy
-    files set the other one."""
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def folder_identity(folder: Path, hash_file: Callable[[Path], bytes]) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from flowrun.cache.looks import Looks
 from flowrun.files import HashFile
 
 
@@ -50,6 +51,7 @@ class Source(ABC):
     not_content: ClassVar[tuple[str, ...]] = ("path", "on_error", "check")  # settings that reach no value
 
     variants: int = 1
+    looks: Looks | None = None  # set by the run: what is known of pictures that were looked at before
     read_before_training: bool = False  # set by the run: its cache stage reads every row to the end before training does
 
     def __init__(self, config: Any) -> None:

@@ -26,8 +26,8 @@ class Beside(Pictures):
 
     def _entry(self, root: Path, listing: Listing, name: str, files: Mapping[str, Any], faults: Sequence[str] = ()) -> Entry:
         """name: relative to root; of a folder, with `/` at its end."""
-        path = str(root / name)  # without the `/`
-        text = Path(path + self.config.caption.ending) if name.endswith("/") else Path(path).with_suffix(self.config.caption.ending)
+        path = os.path.join(root, name.removesuffix("/"))
+        text = (path if name.endswith("/") else os.path.splitext(path)[0]) + self.config.caption.ending
         captions = []
         try:
             captions = read_captions(text, self.config.caption, listing.near)

@@ -6,6 +6,8 @@ Text is UTF-8, with or without a byte order mark; it counts without white space 
 from __future__ import annotations
 
 import json
+import os
+import re
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 BOM = b"\xef\xbb\xbf"
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Kind(Enum):
@@ -42,20 +45,20 @@ class CaptionFault(Exception):
     """A caption cannot be used; the message names the caption file where there is one."""
 
 
-def read_captions(path: Path, rule: Caption, near: Callable[[Path], list[str]]) -> list[str]:
+def read_captions(path: str, rule: Caption, near: Callable[[Path], list[str]]) -> list[str]:
     """The captions in a file, at least one. near: names of files that may have been meant, for a missing caption file.
 
     Raises CaptionFault: no such file, not UTF-8 (with the byte's position), no such field, or empty."""
+    name = os.path.basename(path)
     try:
-        data = path.read_bytes()
+        with open(path, "rb", buffering=0) as file:
+            data = file.read()
     except FileNotFoundError:
-        instead = ", ".join(near(path))
-        raise CaptionFault(
-            f"has no caption file {path.name}" + (f", but there is {instead}" if instead else "")
-        ) from None
+        instead = ", ".join(near(Path(path)))
+        raise CaptionFault(f"has no caption file {name}" + (f", but there is {instead}" if instead else "")) from None
     except OSError as error:
-        raise CaptionFault(f"its caption file {path.name} cannot be read: {error.strerror}") from error
-    return captions_in(data, rule, path.name)
+        raise CaptionFault(f"its caption file {name} cannot be read: {error.strerror}") from error
+    return captions_in(data, rule, name)
 
 
 def captions_in(data: bytes, rule: Caption, name: str) -> list[str]:
@@ -75,14 +78,13 @@ def captions(value: Any, lines: Lines) -> list[str]:
     texts = value if isinstance(value, list) else [value]
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise ValueError(f"holds {reprlib.repr(wrong[0])} where a text is needed")
-    if broken := [text for text in texts if any("\ud800" <= letter <= "\udfff" for letter in text)]:
+    if broken := [text for text in texts if SURROGATE.search(text)]:
         raise ValueError(f"is no text: {broken[0][:40]!a} holds half of a surrogate pair")
-    stripped = [text.replace("\r\n", "\n").replace("\r", "\n").strip() for text in texts]
-    found = {
-        Lines.whole: stripped,
-        Lines.first: [text.partition("\n")[0].strip() for text in stripped],
-        Lines.each: [line.strip() for text in stripped for line in text.splitlines()],
-    }[lines]
+    found = [text.replace("\r\n", "\n").replace("\r", "\n").strip() for text in texts]
+    if lines is Lines.first:
+        found = [text.partition("\n")[0].strip() for text in found]
+    elif lines is Lines.each:
+        found = [line.strip() for text in found for line in text.splitlines()]
     if not any(found):
         raise ValueError("is empty")
     return list(dict.fromkeys(filter(None, found)))

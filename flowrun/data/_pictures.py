@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from enum import Enum
@@ -27,6 +27,7 @@ from flowrun.data import _picture as picture
 from flowrun.data._augment import CENTRE, Augment, Look, Several
 from flowrun.data._geometry import RESIZING, Geometry
 from flowrun.data._listing import MOST_COMPARED
+from flowrun.data._looking import FAULTS, sizes_of
 from flowrun.data._member import File, absence, content
 from flowrun.files import HashFile, missing
 
@@ -108,8 +109,9 @@ class Pictures(Source):
 
     def rows(self) -> list[Row]:
         found, rows, faults, near = self.find(), [], [], _Near()
+        measures = self._measures([file for entry in found.entries for given in entry.files.values() for file in each(given)])
         for entry in tqdm(found.entries, "data", unit="row", disable=not sys.stderr.isatty(), leave=False):
-            fit, reasons = self._look_at(entry, near)
+            fit, reasons = self._look_at(entry, measures, near)
             if reasons:
                 faults.append((entry, "; ".join(reasons)))
             else:
@@ -173,21 +175,28 @@ class Pictures(Source):
         versions = {"decoding": picture.DECODING, "resizing": RESIZING, "pillow": PIL.__version__}
         return {**versions, "ground": self.config.ground, "geometry": geometry}
 
-    def _look_at(self, entry: Entry, near: _Near) -> tuple[dict[str, Any], list[str]]:
+    def _look_at(self, entry: Entry, measures: Iterator[Any], near: _Near) -> tuple[dict[str, Any], list[str]]:
         """What the row's first picture gives it, and everything that is wrong with its pictures and captions."""
         fits, reasons = [], []
         for name, file in ((name, file) for name, given in entry.files.items() for file in each(given)):
             said = "" if len(entry.files) == 1 else f"{name} {file.name} "
             try:
-                fits.append(self._fit(file))
-            except (picture.PictureFault, ValueError) as error:
+                measured = next(measures)
+                if isinstance(measured, FAULTS):
+                    raise measured
+                fits.append(self._fit(file, measured))
+            except FAULTS as error:
                 why = absence(file)
                 reasons.append(f"{file} {why}{near.hint(file)}" if why else f"{said}{error}")
         return (fits[0] if fits else {}), [*reasons, *entry.faults]
 
-    def _fit(self, file: File) -> dict[str, Any]:
+    def _measures(self, files: Sequence[Any]) -> Iterator[Any]:
+        """What each file says of itself, for `_fit`, or why it cannot be used."""
+        return sizes_of(files, self.config.max_pixels, self._full, self.looks)
+
+    def _fit(self, file: Any, measured: Any) -> dict[str, Any]:
         """What a row gets from its first picture, `size` at least. Raises PictureFault, ValueError."""
-        return {"size": self.config.geometry.target(*picture.check(file, self.config.max_pixels, self._full))}
+        return {"size": self.config.geometry.target(*measured)}
 
     @property
     def _full(self) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -20,8 +21,9 @@ from flowrun.data import Row, _clip
 from flowrun.data import _picture as picture
 from flowrun.data._augment import Look
 from flowrun.data._beside import Beside, folder, tell_shared
-from flowrun.data._clip import Clip, Frames
+from flowrun.data._clip import Clip, Frames, Measures
 from flowrun.data._listing import Listing, list_folder
+from flowrun.data._looking import WHOLE, each_of
 from flowrun.data._picture import PictureFault
 from flowrun.data._pictures import Found
 from flowrun.files import HashFile
@@ -93,10 +95,12 @@ class Video(Beside):
         entries = [self._entry(root, listing, name, {"video": clip}) for name, clip in clips.items()]
         return Found([*self._unlisted(root, listing), *entries], listing.ignored, listing.unread())
 
-    def _fit(self, file: Clip) -> dict[str, Any]:
-        found = _clip.measure(file, self.config.max_pixels, self._full)
-        times = self._taken(found.times, isinstance(file, Frames))
-        size = self.config.geometry.target(found.height, found.width)
+    def _measures(self, files: Sequence[Clip]) -> Iterator[Any]:
+        return each_of(partial(_clip.measure, max_pixels=self.config.max_pixels, full=self._full), files, WHOLE)
+
+    def _fit(self, file: Clip, measured: Measures) -> dict[str, Any]:
+        times = self._taken(measured.times, isinstance(file, Frames))
+        size = self.config.geometry.target(measured.height, measured.width)
         return {"size": size, "frames": len(times), "extra": {"times": times}}
 
     def _taken(self, times: Sequence[float], as_they_are: bool) -> tuple[float, ...]:

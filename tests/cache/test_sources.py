@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from cache_samples import flip, in_child
 
-from flowrun.cache import sources
-from flowrun.cache.sources import MOST_SEGMENTS, Sources, folder_identity
+from flowrun.cache import segments, sources
+from flowrun.cache.segments import MOST_SEGMENTS
+from flowrun.cache.sources import Sources, folder_identity
 from flowrun.config import ConfigError, Verify
 
 
@@ -77,8 +78,8 @@ def test_equal_files_at_two_paths_are_both_read_and_equal(root: Path, tmp_path: 
 def test_full_verification_reads_again_and_corrects_what_was_remembered(
     root: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stamp = sources._stamp(picture, picture.stat())
-    monkeypatch.setattr(sources, "_stamp", lambda path, status: stamp)  # a change that leaves no trace
+    stamp = segments.stamp(str(picture), picture.stat())
+    monkeypatch.setattr(sources, "stamp", lambda path, status: stamp)  # a change that leaves no trace
     _, before = reads(root, picture)
     with open(picture, "r+b") as file:
         file.write(b"PICTURE")
@@ -129,6 +130,8 @@ def test_a_damaged_memory_is_only_a_loss_of_time(root: Path, picture: Path, capl
     (segment,) = (root / "sources").iterdir()
     flip(segment, segment.stat().st_size - 20)
     assert reads(root, picture) == (1, found) and segment.name in caplog.text
+    caplog.clear()
+    assert reads(root, picture) == (0, found) and not caplog.text  # the next start hears nothing of it
 
 
 def test_nothing_new_writes_nothing(root: Path) -> None:
