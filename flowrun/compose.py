@@ -22,6 +22,8 @@ from flowrun.wording import check_fields, check_finite, from_omegaconf, suggest
 
 HERE = Path(__file__).resolve().parent
 CONF = next(path for path in (HERE / "conf", HERE.parent / "conf") if path.is_dir())  # in a wheel; in a checkout
+# Options that people ask for and that cannot be, and why.
+ABSENT = {("model", "bagel"): "neither diffusers nor transformers has BAGEL's network; model=qwen_image_edit_2511 changes pictures, too"}
 MISSING_FOLDER = r"provider=.*, path=(.*) is not available"  # Hydra goes on with a warning
 
 ConfigStore.instance().store("run_schema", Run)
@@ -127,6 +129,8 @@ def _missing_option(error: MissingConfigException, options: dict[str, list[str]]
     known = error.options or options.get(group, [])
     more = "" if set(known) == set(get_close_matches(name, known)) else f" options: {', '.join(known)}" if known else ""
     fix = suggest(name, known)
+    if (group, name.lower()) in ABSENT:
+        fix, more = ABSENT[group, name.lower()], ""
     return ConfigError(group, f"there is no option {name!r}", fix + more if fix.startswith("did") else fix)
 
 

@@ -201,9 +201,9 @@ def families() -> list[Family]:
     return found
 
 
-def _kind(model: Mapping[str, Any]) -> tuple[str, bool]:
-    """Its pipeline, and whether that is told to see pictures."""
-    return model["pipeline"], bool(model.get("conditions"))
+def _kind(model: Mapping[str, Any]) -> tuple[str, bool, str | None]:
+    """Its pipeline, whether that is told to see pictures, and the blocks where these are all that is known."""
+    return model["pipeline"], bool(model.get("conditions")), model.get("blocks")
 
 
 @cache

@@ -7,6 +7,8 @@ A workflow is a sequence of blocks that declare what they read, write and call. 
     preparation  blocks of `denoise` before its loop: per batch, live; those run that give the loop what it lacks
     velocity     the blocks of the loop up to the one that calls the denoiser
     schedule     the block that sets the scheduler's noise levels
+    unpacking    blocks of `denoise` after its loop
+    decoding     all steps after `denoise`
 
 Blocks carry `no_grad`; they are called without it, so that gradients reach trained encoders. Components, and defaults of
 inputs, are those of the whole workflow: blocks contradict one another there. A network that is not loaded is replaced by
@@ -17,25 +19,39 @@ Legend: B rows.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from diffusers import ModularPipeline
 from diffusers.guiders import BaseGuidance
 from diffusers.modular_pipelines.modular_pipeline import (
     BlockState,
     LoopSequentialPipelineBlocks,
     ModularPipelineBlocks,
+    PipelineState,
     SequentialPipelineBlocks,
 )
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from flowrun.graph import Unit
-from flowrun.modular.blocks import BlockCall, StandIn, Through, call, placed, quiet, state_of, unwrapped
+from flowrun.modular.blocks import (
+    BlockCall,
+    StandIn,
+    Through,
+    call,
+    placed,
+    quiet,
+    state_of,
+    unwrapped,
+    without_negatives,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +68,11 @@ def component_names(blocks: SequentialPipelineBlocks) -> Names:
     return Names(networks=networks, parts={name: cls for name, cls in saved.items() if name not in networks})
 
 
-def _flat(blocks: SequentialPipelineBlocks, prefix: str = "") -> Iterator[tuple[str, ModularPipelineBlocks]]:
+def leaves_of(blocks: SequentialPipelineBlocks, prefix: str = "") -> Iterator[tuple[str, ModularPipelineBlocks]]:
     """Blocks that hold no others, in order, under names with dots. A loop is one of them."""
     for name, block in blocks.sub_blocks.items():
         if isinstance(block, SequentialPipelineBlocks):
-            yield from _flat(block, f"{prefix}{name}.")
+            yield from leaves_of(block, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", block
 
@@ -66,7 +82,8 @@ class Modular:
 
     part: gives a tokenizer or scheduler by name; asked once for each, when it is first used. denoiser: the network that
     the loop calls. settings: values of the blocks' inputs that hold for every row. rewrites: step -> inputs that it
-    replaces without saying so; a step that is not listed may replace any of its inputs."""
+    replaces without saying so; a step that is not listed may replace any of its inputs. stand_in: makes what stands for a
+    network that is not loaded, from its name and configuration."""
 
     def __init__(
         self,
@@ -76,8 +93,10 @@ class Modular:
         denoiser: str,
         settings: Mapping[str, Any],
         rewrites: Mapping[str, Collection[str]],
+        stand_in: Callable[[str, Mapping[str, Any]], Any] = StandIn,
     ) -> None:
         self.blocks, self.configs, self.denoiser, self.rewrites = blocks, configs, denoiser, rewrites
+        self._stand_in = stand_in
         self.names = component_names(blocks)
         self._part, self._parts = part, {}
         self._prepared_by: dict[frozenset[str], list[ModularPipelineBlocks]] = {}  # what was given -> blocks to run
@@ -101,12 +120,49 @@ class Modular:
 
     def begin(self, given: Mapping[str, Any]) -> BlockState:
         """What the loop reads, from `given` (name -> [B, ...] or a plain value) and the preparing blocks."""
-        state, names = state_of({**self.settings, **given}, self._kinds), frozenset(given)
-        if names not in self._prepared_by:
-            self._prepared_by[names] = self._preparing(names)
-        for block in self._prepared_by[names]:
+        return self._loop.get_block_state(self._before(given))
+
+    def enter(self, given: Mapping[str, Any]) -> BlockState:
+        """The same, with what the loop itself adds before its first step. given: without times; the scheduler's are taken."""
+        state, loop = self._before(given), copy(self._loop)
+        loop.loop_step = _stop
+        loop.set_progress_bar_config(disable=True)
+        try:
+            unwrapped(loop)(loop, self._outlines, state)
+        except _Entered as entered:
+            return entered.state
+        raise ValueError(f"{type(loop).__name__} takes no step")
+
+    def in_precision(self, dtype: torch.dtype) -> None:
+        """Tell the blocks before the loop the precision of the denoiser's weights."""
+        getattr(self._outlines, self.denoiser).dtype = dtype
+
+    def blank(self, given: Mapping[str, Any]) -> Tensor:
+        """Noise as the blocks prepare it and the network takes it, of which only the shape counts."""
+        given = {**given, "generator": torch.Generator()}
+        return self._prepared(self._preparing({"latents"}, frozenset(given)), given).get("latents")
+
+    def unpacked(self, latents: Tensor, given: Mapping[str, Any]) -> Tensor:
+        """Latents as the network takes them -> as the decoding steps do."""
+        state = state_of({**self.settings, **given, "latents": latents}, self._kinds)
+        for block in self._behind_loop("denoise"):
             call(block, self._outlines, state)
-        return self._loop.get_block_state(state)
+        return state.get("latents")
+
+    def decoded(self, latents: Tensor, given: Mapping[str, Any], networks: Mapping[str, Any]) -> PipelineState:
+        """What the decoding steps make of latents as the network takes them."""
+        blocks = self._behind_loop("")
+        parts = [name for block in blocks for name in block.component_names if name in self.names.parts]
+        components, state = self._pipeline(parts), state_of({**self.settings, **given, "latents": latents}, self._kinds)
+        for name, network in networks.items():
+            setattr(components, name, network)
+        for block in blocks:
+            call(block, components, state)
+        return state
+
+    def told(self) -> set[str]:
+        """Names that the loop and the blocks before it may read."""
+        return {i.name for block in (*self._before_loop, self._loop) for i in block.inputs}
 
     def velocity(self, prepared: BlockState, x: Tensor, time: Tensor, network: nn.Module) -> Tensor:
         """The loop's prediction at latents x, as the network takes them, and time [B], in the scheduler's unit.
@@ -120,19 +176,17 @@ class Modular:
             unwrapped(block)(block, self._denoising, state, i=0, t=time)
         return state.noise_pred
 
-    def schedule(self, steps: int, size: tuple[int, int], latents: Tensor) -> Tensor:
-        """The scheduler's own noise levels for pictures of (height, width) pixels, 0 appended: [steps + 1], fp32.
+    def schedule(self, steps: int, given: Mapping[str, Any]) -> Tensor:
+        """The scheduler's own noise levels, 0 appended: [steps + 1], fp32.
 
-        latents: of such a picture, as the network takes them; only their shape is looked at."""
-        height, width = size
-        given = {"num_inference_steps": steps, "height": height, "width": width, "batch_size": 1, "latents": latents}
+        given: height and width in pixels, and latents as the network takes them, of which only the shape is looked at."""
         (block,) = [block for name, block in self._leaves.items() if name.endswith("set_timesteps")]
-        call(block, self._scheduling, state_of({**self.settings, **given}, {}))
+        call(block, self._scheduling, state_of({**self.settings, "num_inference_steps": steps, "batch_size": 1, **given}, {}))
         return self.part("scheduler").sigmas.float().cpu()
 
     @cached_property
     def _leaves(self) -> dict[str, ModularPipelineBlocks]:
-        return dict(_flat(self.blocks))
+        return dict(leaves_of(self.blocks))
 
     @cached_property
     def _encoding(self) -> dict[str, list[ModularPipelineBlocks]]:
@@ -161,17 +215,39 @@ class Modular:
 
     @cached_property
     def _outlines(self) -> ModularPipeline:
-        return self._pipeline(())
+        return self._pipeline({name for block in self._before_loop for name in block.component_names if name in self.names.parts})
 
     @cached_property
     def _scheduling(self) -> ModularPipeline:
         return self._pipeline(("scheduler",))
 
-    def _preparing(self, given: frozenset[str]) -> list[ModularPipelineBlocks]:
-        """Blocks between the units and the loop that give what the loop must have and nobody gave."""
-        lacking, found = set(self._loop.required_inputs) - given, []
+    @cached_property
+    def _before_loop(self) -> list[ModularPipelineBlocks]:
+        """Between the units and the loop."""
         leaves = list(self._leaves.values())
-        for block in reversed(leaves[self._first_of_denoise : leaves.index(self._loop)]):
+        return leaves[self._first_of_denoise : leaves.index(self._loop)]
+
+    def _behind_loop(self, step: str) -> list[ModularPipelineBlocks]:
+        """Those of the step, or all."""
+        leaves = list(self._leaves.items())[list(self._leaves.values()).index(self._loop) + 1 :]
+        return [block for name, block in leaves if step in ("", name.split(".")[0])]
+
+    def _before(self, given: Mapping[str, Any]) -> PipelineState:
+        names = frozenset(given)
+        if names not in self._prepared_by:
+            self._prepared_by[names] = self._preparing(set(self._loop.required_inputs), names)
+        return self._prepared(self._prepared_by[names], given)
+
+    def _prepared(self, blocks: Sequence[ModularPipelineBlocks], given: Mapping[str, Any]) -> PipelineState:
+        state = state_of({**self.settings, **given}, self._kinds)
+        for block in blocks:
+            call(block, self._outlines, state)
+        return state
+
+    def _preparing(self, wanted: set[str], given: frozenset[str]) -> list[ModularPipelineBlocks]:
+        """Blocks between the units and the loop that give what is wanted and nobody gave."""
+        lacking, found = wanted - given, []
+        for block in reversed(self._before_loop):
             if lacking & set(block.intermediate_output_names):
                 found.append(block)
                 lacking = (lacking - set(block.intermediate_output_names)) | set(block.required_inputs) - given
@@ -190,9 +266,11 @@ class Modular:
         components = _each(n for block in blocks for n in block.component_names)
         absent = sorted(n for n in components if n in self.configs and self.configs[n] is None)
         kinds = [f"{type(block).__module__}.{type(block).__qualname__}" for block in blocks]
+        own = [inspect.getsource(type(block)) for block in blocks if not type(block).__module__.startswith("diffusers.")]
         for block in blocks:
             # its one message, the cut of a long text, is given before the run by whoever knows the rows
             logging.getLogger(type(block).__module__).setLevel(logging.ERROR)
+            without_negatives(block)
         call = BlockCall(blocks, partial(self._pipeline, [n for n in components if n in self.names.parts]), fixed, outputs)
         return Unit(
             name=name,
@@ -202,7 +280,7 @@ class Modular:
             may_write=name not in self.rewrites,
             process=call,
             process_rows=call.rows,
-            settings={"block": ", ".join(kinds), "absent": absent, **fixed},
+            settings={"block": ", ".join(kinds), "absent": absent, **fixed, **({"code": own} if own else {})},
         )
 
     def _pipeline(self, parts: Collection[str]) -> ModularPipeline:
@@ -211,13 +289,22 @@ class Modular:
         with quiet("diffusers.guiders.guider_utils"):
             components = placed(self.blocks.init_pipeline())
         for name, config in self.configs.items():
-            setattr(components, name, None if config is None else StandIn(name, config))
+            setattr(components, name, None if config is None else self._stand_in(name, config))
         for name in parts:
             setattr(components, name, self.part(name))
         for name in self.blocks.component_names:
             if isinstance(guider := getattr(components, name, None), BaseGuidance):
                 guider.disable()  # whoever samples guides, and encodes the negative prompt as a prompt
         return components
+
+
+class _Entered(Exception):
+    def __init__(self, state: BlockState) -> None:
+        self.state = state
+
+
+def _stop(components: Any, state: BlockState, i: int, t: Tensor) -> NoReturn:
+    raise _Entered(state)
 
 
 def _each(names: Iterable[str]) -> tuple[str, ...]:

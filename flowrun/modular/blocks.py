@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from diffusers import ModularPipeline
 from diffusers.configuration_utils import FrozenDict
-from diffusers.modular_pipelines.modular_pipeline import ModularPipelineBlocks, PipelineState
+from diffusers.modular_pipelines.modular_pipeline import BlockState, ModularPipelineBlocks, PipelineState
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -105,6 +105,19 @@ def placed(components: ModularPipeline) -> ModularPipeline:
     cls = type(components)
     components.__class__ = type(cls.__name__, (cls,), {"_execution_device": property(lambda self: self.device)})
     return components
+
+
+def without_negatives(block: ModularPipelineBlocks) -> None:
+    """Some encoding blocks fail when there is no guider to make a negative prompt's outputs for: let these be None."""
+    write = block.set_block_state
+
+    def lenient(state: PipelineState, found: BlockState) -> None:
+        for name in block.intermediate_output_names:
+            if name.startswith("negative_") and not hasattr(found, name):
+                setattr(found, name, None)
+        write(state, found)
+
+    block.set_block_state = lenient
 
 
 def call(block: ModularPipelineBlocks, components: ModularPipeline, state: PipelineState) -> None:

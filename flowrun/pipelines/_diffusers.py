@@ -66,16 +66,21 @@ class DiffusersPipeline(Pipeline):
         super().__init__(config, seed)
         self.inputs = (self.data, "prompt", *self.pictures)
         with quiet("transformers"):  # importing a family's blocks warns of image processors that need torchvision
-            workflow = getattr(diffusers, self.blocks)()
-            workflow = workflow if self.workflow is None else workflow.get_workflow(self.workflow)
-        self.correct(workflow)
+            workflow = self.make_workflow()
         self.names = component_names(workflow)
         self.weights = self._weights()
         self.configs = {name: self.weights.config(name) for name in self.names.networks}
-        self.modular = Modular(
-            workflow, self.configs, self.weights.part, self.denoiser, self.settings(), self.rewrites
-        )
+        self.modular = self.make_modular(workflow)
         self.check()
+
+    def make_workflow(self) -> SequentialPipelineBlocks:
+        blocks = getattr(diffusers, self.blocks)()
+        workflow = blocks if self.workflow is None else blocks.get_workflow(self.workflow)
+        self.correct(workflow)
+        return workflow
+
+    def make_modular(self, workflow: SequentialPipelineBlocks) -> Modular:
+        return Modular(workflow, self.configs, self.weights.part, self.denoiser, self.settings(), self.rewrites)
 
     @property
     def pictures(self) -> tuple[str, ...]:
@@ -169,7 +174,7 @@ class DiffusersPipeline(Pipeline):
 
     def schedule(self, steps: int, shape: Shape) -> Tensor:
         like = torch.empty(1, *self.latent_shape(shape), device="meta")
-        return self.modular.schedule(steps, shape[-2:], self.pack(like))  # [steps + 1]
+        return self.modular.schedule(steps, {"height": shape[-2], "width": shape[-1], "latents": self.pack(like)})  # [steps + 1]
 
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> BlockState:
         dtype = next(self.models[self.denoiser].parameters()).dtype

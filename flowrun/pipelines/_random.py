@@ -75,7 +75,8 @@ class RandomWeights:
         part, settings = self.part(name), json.dumps(self._given.get(name), sort_keys=True)
         if isinstance(part, ImageProcessingMixin):
             return digest(name, part.to_json_string())
-        return digest(name, getattr(part, "tokenizer", part).backend_tokenizer.to_str(), settings)
+        words = getattr(part, "tokenizer", part)
+        return digest(name, words.backend_tokenizer.to_str() if words.is_fast else words.get_vocab(), settings)
 
     def describe(self, name: str) -> str:
         return f"{self.names.networks[name].__name__}, random weights, seed {self.seed}"

@@ -10,6 +10,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     AutoProcessor,
     AutoTokenizer,
+    ByT5Tokenizer,
     CLIPTokenizer,
     PreTrainedTokenizerBase,
     Qwen2Tokenizer,
@@ -40,7 +41,8 @@ CHAT = """
 
 def tokenizer(cls: type) -> PreTrainedTokenizerBase:
     """Raises KeyError for a class that is not known here."""
-    makers = {CLIPTokenizer: _clip, T5Tokenizer: _t5, AutoTokenizer: _t5, Qwen2Tokenizer: _qwen, AutoProcessor: _qwen}
+    makers = {CLIPTokenizer: _clip, T5Tokenizer: _t5, AutoTokenizer: _t5, ByT5Tokenizer: ByT5Tokenizer, Qwen2Tokenizer: _qwen,
+              AutoProcessor: _qwen}  # fmt: skip
     return makers[cls]()
 
 

@@ -34,6 +34,7 @@ MISTAKES = [
     ("task=sft_splt", "task: there is no option 'sft_splt'; did you mean sft_split or distill_split? "
      "options: distill, distill_split, sft, sft_split"),
     ("tracker=[csv,wandbb]", "tracker: there is no option 'wandbb'; did you mean wandb? options: csv, tensorboard, wandb"),
+    ("model=bagel", "model: there is no option 'bagel'; neither diffusers nor transformers has BAGEL's network"),
     ("experiment=smok", "experiment: there is no option 'smok'; did you mean smoke?"),
     ("acceleration/shared=[x]", "acceleration/shared: has no options here; put one into a folder of yours"),
     ("+task=sft", "task: is chosen twice; write task=OPTION once, without +"),
