@@ -39,7 +39,7 @@ def contact_sheet(variants: Variants, rows: Sequence[Row], consequence: str = ""
 
 def _several(names: Sequence[str]) -> str:
     """What the pictures of a tile are called, from left to right, when there are several."""
-    pictures = [name for name in names if name != "prompt"]
+    pictures = [name for name in names if name not in ("prompt", "audio")]
     return f"({', '.join(pictures)}) " if len(pictures) > 1 else ""
 
 

@@ -35,7 +35,7 @@ from flowrun.run import Assembly, assemble
 from flowrun.sampling import denoise
 
 TINY = "_tiny"  # ends the names of the model options that are probed
-STEPS, SIZE = 8, (64, 64)
+STEPS, SIZE, FILM_FPS = 8, (64, 64), 24
 TASKS = {"sft_split": (), "distill_split": ("task.noise=per_epoch",)}  # and what makes them run on any data
 UNKNOWN = (ValueError, RuntimeError, TypeError, AttributeError, KeyError, NotImplementedError)  # what a switch that does not fit raises
 
@@ -117,7 +117,9 @@ class Family:
     def _words(self, task: str) -> list[str]:
         data = ["data.captions=[red apple,pear]", f"data.size={SIZE[0]}"]
         reads = self._unloaded.inputs
-        if "video" in reads:
+        if "audio" in reads:
+            data = ["data=video", f"data.path={films()}", f"data.fps={FILM_FPS}"]
+        elif "video" in reads:
             data = ["data=video", f"data.path={videos()}"]
         elif "condition" in reads:
             before, after = edits()
@@ -214,6 +216,26 @@ def videos() -> Path:
         (folder / name).mkdir()
         for frame in range(5):
             Image.effect_noise((32, 32), 64).convert("RGB").save(folder / name / f"{frame}.png")
+        (folder / f"{name}.txt").write_text(name)
+    return folder
+
+
+@cache
+def films() -> Path:
+    """The same as films of 16 thousand random samples a second."""
+    import av  # of an extra of its own
+
+    folder = Path(tempfile.mkdtemp())
+    for name in ("red apple", "pear"):
+        with av.open(str(folder / f"{name}.mkv"), "w") as container:
+            pictures, sound = container.add_stream("ffv1", rate=FILM_FPS), container.add_stream("pcm_s16le", rate=16000, layout="mono")
+            pictures.width, pictures.height, pictures.pix_fmt = 32, 32, "bgr0"
+            for _ in range(5):
+                container.mux(pictures.encode(av.VideoFrame.from_image(Image.effect_noise((32, 32), 64).convert("RGB"))))
+            samples = torch.randint(-(2**15), 2**15, (1, 5 * 16000 // FILM_FPS)).short().numpy()
+            heard = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+            heard.sample_rate = 16000
+            container.mux([*pictures.encode(), *sound.encode(heard), *sound.encode()])
         (folder / f"{name}.txt").write_text(name)
     return folder
 

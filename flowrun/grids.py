@@ -2,7 +2,8 @@
 
 samples/step-000250.png          the grid, each picture with its caption below, and what it was made from on its left; of a video
                                  its first, middle and last frame
-samples/step-000250/000.png ...  the pictures; of a video 000.webp, animated, lossless, at 16 frames a second
+samples/step-000250/000.png ...  the pictures; of a video 000.webp, animated, lossless, at 16 frames a second or at those of its
+                                 sound, which is 000.wav beside it, of 16 bits
 samples/step-000250/samples.csv  file,prompt,seed
 """
 
@@ -13,6 +14,7 @@ import io
 import math
 import os
 import shutil
+import wave
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +27,7 @@ from torch import Tensor
 from flowrun.data._picture import from_tensor
 from flowrun.files import write_atomic
 from flowrun.sampling import Picture
+from flowrun.sound import Wave
 
 COLUMNS = 8
 CELL = 96  # pixels; smaller pictures are enlarged by a whole factor
@@ -32,7 +35,7 @@ STRIP = 3  # frames of a video in its cell
 GAP = 4
 FONT_PX = 10
 LINES = 2  # of a caption
-FRAME_MS = 62.5  # for which a video shows each frame
+LOUDEST = 2**15 - 1  # of 16 bits
 
 
 def save(folder: Path, step: int, pictures: Sequence[Picture]) -> Path:
@@ -90,9 +93,20 @@ def _save_one(path: Path, picture: Picture) -> None:
         to_image(picture.image).save(path)
         return
     first, *others = (to_image(frame) for frame in picture.image)
-    ends = [round((number + 1) * FRAME_MS) for number in range(1 + len(others))]  # whole milliseconds, right on the whole
+    ends = [round((number + 1) * 1000 / picture.fps) for number in range(1 + len(others))]  # whole milliseconds, right on the whole
     times = [end - begin for begin, end in pairwise([0, *ends])]
     first.save(path, save_all=True, append_images=others, duration=times, loop=0, lossless=True)
+    if picture.sound is not None:
+        _save_sound(path.with_suffix(".wav"), picture.sound)
+
+
+def _save_sound(path: Path, sound: Wave) -> None:
+    values = (sound.samples.clamp(-1, 1) * LOUDEST).round().short().numpy().astype("<i2")  # [K, S]
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(len(values))
+        file.setsampwidth(values.itemsize)
+        file.setframerate(sound.rate)
+        file.writeframes(values.T.tobytes())
 
 
 def _is_video(picture: Picture) -> bool:

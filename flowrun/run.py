@@ -142,6 +142,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     rundir.named(run)
     task = common("task", Task, run.task)
     pipeline, algorithm, source = _pipeline(run), _algorithm(run, task), _source(run)
+    if pipeline.sound is not None:
+        source.listen(pipeline.sound)
     adapter = checked("adapter", adapters.Config, run.adapter)
     trained = adapters.trained_names(task.trainable_models, adapter, pipeline.components())
     pipeline.trained = trained

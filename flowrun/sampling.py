@@ -19,19 +19,23 @@ from flowrun.feed import collate
 from flowrun.flow.step import solve
 from flowrun.graph import seed_of
 from flowrun.pipelines import Pipeline, Shape
+from flowrun.sound import Wave
 
 CHUNK = 64  # pictures denoised at once
+FPS = 16.0  # frames a second at which videos without a sound are shown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
     """image: [3, H, W], or [F, 3, H, W] of a video, fp32 in [-1, 1], on the CPU. seen: pictures or videos that it was made
-    from, uint8 of such shapes."""
+    from, uint8 of such shapes. sound: of a video, which is then shown at fps frames a second."""
 
     prompt: str
     seed: int
     image: Tensor
     seen: Sequence[Tensor] = ()
+    sound: Wave | None = None
+    fps: float = FPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +55,10 @@ def pictures(pipeline: Pipeline, encoded: Mapping[str, Mapping[str, Tensor]], pr
     else is drawn with it. Raises KeyError for a prompt that is not encoded."""
     wanted = [(prompt, seed) for seed in seeds for prompt in prompts]
     drawn = walks(pipeline, encoded, wanted, shape, steps, guidance)
-    images = [image for walk in drawn for image in pipeline.decode(walk.latents).cpu()]
-    return [Picture(prompt=p, seed=s, image=image) for (p, s), image in zip(wanted, images, strict=True)]
+    made = [one for walk in drawn for one in zip(pipeline.decode(walk.latents).cpu(), pipeline.sounds(walk.latents), strict=True)]
+    fps = FPS if pipeline.sound is None else pipeline.sound.fps
+    return [Picture(prompt=p, seed=s, image=image, sound=sound, fps=fps)
+            for (p, s), (image, sound) in zip(wanted, made, strict=True)]  # fmt: skip
 
 
 def walks(pipeline: Pipeline, encoded: Mapping[str, Mapping[str, Tensor]], wanted: Sequence[tuple[str, int]],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import wave
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from PIL import Image, ImageFont
 
 from flowrun import grids
 from flowrun.sampling import Picture
+from flowrun.sound import Wave
 
 
 def picture(index: int, prompt: str = "red apple", seed: int = 0) -> Picture:
@@ -85,6 +88,24 @@ def test_videos_are_saved_to_the_last_bit_and_play_at_sixteen_frames_a_second(tm
         assert len(times) == 1 or sum(times) == round(len(times) * 1000 / 16)
     strip = np.asarray(grids.to_image(torch.cat([drawn[0].image[i] for i in (0, 4, 8)], dim=2)))
     assert np.array_equal(np.asarray(sheet)[4 : 4 + 16, 4 : 4 + 3 * 48], strip)
+
+
+def test_a_video_with_sound_plays_at_its_own_rate_beside_a_wav_of_the_same_name(tmp_path: Path) -> None:
+    samples = torch.tensor([[0.0, 0.5, -0.5, 1.5], [1.0, -1.0, 0.25, -1.5]])
+    grids.save(tmp_path, 5, [replace(video(6), sound=Wave(samples=samples, rate=400), fps=24.0), video(3)])
+    folder = tmp_path / "step-000005"
+    assert sorted(file.name for file in folder.iterdir()) == ["000.wav", "000.webp", "001.webp", "samples.csv"]
+    with wave.open(str(folder / "000.wav")) as sound:
+        assert sound.getparams()[:4] == (2, 2, 400, 4)
+        found = np.frombuffer(sound.readframes(4), "<i2").reshape(4, 2).T
+    assert found.tolist() == [[0, 16384, -16384, 32767], [32767, -32767, 8192, -32767]]
+    with Image.open(folder / "000.webp") as moving:
+        times = []
+        for frame in range(moving.n_frames):
+            moving.seek(frame)
+            moving.load()
+            times.append(moving.info["duration"])
+    assert sum(times) == 250
 
 
 def test_captions_stand_below_their_own_picture() -> None:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "flowrun"
 # A module may import modules of its own layer or of one above it in this list. Names: modules or folders of flowrun/.
 LAYERS = (
     "config wording spelling registry compose overrides launch files pairs disk machine plain progress stop utf8 "
-    "feature_cache flow dist tracking",
+    "sound feature_cache flow dist tracking",
     "graph",
     "cache",
     "modular",

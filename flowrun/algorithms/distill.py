@@ -80,7 +80,7 @@ class Distill(Algorithm):
         sigmas = pipeline.schedule(self.config.steps, shape).to(noise.device)         # [N + 1], as in sampling
         x = pipeline.start(noise, sigmas)                                             # [B, ...]
         x = solve(self._velocity(pipeline, batch, sigmas, noise), x, sigmas)          # [B, ...]
-        squares = (x - target).square()
+        squares = pipeline.weigh((x - target).square())
         error = squares.mean(tuple(range(1, squares.ndim)))                           # [B]
         return StepOut(error.mean(), error.detach(), {})
 

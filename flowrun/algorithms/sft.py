@@ -3,6 +3,7 @@
     sigma ~ density, within the range of what is trained,  noise ~ N(0, I),  x = (1 - sigma) clean + sigma noise
     loss = mean over rows of  weight(sigma) < (velocity(x, sigma) - (noise - clean))^2 >
 
+A model of several streams says how much the latents of each count (`weigh`), 1 elsewhere.
 A model that is no flow by birth has the loss that it was trained by: `level` makes its noise levels of the draws and
 `error_weight` a factor of the squared error (both in flowrun/pipelines).
 
@@ -66,7 +67,7 @@ class Sft(Algorithm):
         noise = torch.randn(clean.shape, generator=generator, device=generator.device, dtype=torch.float32).to(clean)
         x = mix(clean, noise, sigma)                                                                  # [B, ...]
         velocity = pipeline.velocity(pipeline.begin(batch, sigma, noise), x, sigma)                   # [B, ...]
-        squares = (wide(velocity) - velocity_target(clean, noise)).square()                           # [B, ...]
+        squares = pipeline.weigh((wide(velocity) - velocity_target(clean, noise)).square())           # [B, ...]
         error = _mean(squares, batch[MASK]) if c.mask else squares.mean(tuple(range(1, squares.ndim)))    # [B]
         if (own := pipeline.error_weight(sigma)) is not None:
             error = own * error                                                                       # [B]

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from flowrun.cache.looks import Looks
 from flowrun.files import HashFile
+from flowrun.sound import Hearing
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,6 +59,11 @@ class Source(ABC):
         self.config = config
         self.skipped: list[tuple[str, str]] = []
         self.ignored = 0
+
+    def listen(self, hearing: Hearing) -> None:
+        """Give `audio` too, where the source can: fp32 [channels, samples] in [-1, 1] of as much time as the row's frames last.
+
+        Raises ConfigError for settings that do not go with it."""
 
     @abstractmethod
     def rows(self) -> list[Row]:

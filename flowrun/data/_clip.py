@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 EXTENSIONS = (".mp4", ".webm", ".mkv", ".mov", ".avi", ".gif")
-DECODING = 1  # raise when a file may decode to other pixels than before
+DECODING = 2  # raise when a file may decode to other frames or pixels than before
+TICK_S = 1e-3  # to which some containers round times
 EVEN_S = 1e-6  # times that differ by less are one
 SLACK_S = 0.1  # by which a container's duration may be longer than what lies in it
 UPRIGHT = {90: Image.Transpose.ROTATE_90, -90: Image.Transpose.ROTATE_270,

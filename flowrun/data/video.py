@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from flowrun.cache.key import digest
-from flowrun.config import ConfigError
-from flowrun.data import Row, _clip
+from flowrun.config import ConfigError, DataError
+from flowrun.data import Row, _clip, _sound
 from flowrun.data import _picture as picture
 from flowrun.data._augment import Look
 from flowrun.data._beside import Beside, folder, tell_shared
@@ -26,7 +26,9 @@ from flowrun.data._listing import Listing, list_folder
 from flowrun.data._looking import WHOLE, each_of
 from flowrun.data._picture import PictureFault
 from flowrun.data._pictures import Found
+from flowrun.data._sound import Span
 from flowrun.files import HashFile
+from flowrun.sound import Hearing
 
 
 class Start(Enum):
@@ -63,9 +65,11 @@ class Length:
 
 
 class Video(Beside):
-    """Gives `video`. Rows named by path relative to `path`: "cats/tom.mp4", a folder of frames "cats/tom"."""
+    """Gives `video`, and `audio` to a model that hears it. Rows named by path relative to `path`: "cats/tom.mp4", a folder of
+    frames "cats/tom"."""
 
     names = ("video", "prompt")
+    hearing: Hearing | None = None
 
     @dataclass(kw_only=True, slots=True)
     class Config(Beside.Config):
@@ -83,6 +87,13 @@ class Video(Beside):
         if find_spec("av") is None:
             raise ConfigError("data.source", "video needs the package av", "pip install 'flowrun[video]'")
 
+    def listen(self, hearing: Hearing) -> None:
+        fps = self.config.fps
+        if fps != hearing.fps:
+            what = f"is {'null' if fps is None else f'{fps:g}'}, but the model's sound goes by {hearing.fps:g} frames a second"
+            raise ConfigError("data.fps", what, f"give data.fps={hearing.fps:g}, or another model.fps")
+        self.hearing, self.names = hearing, ("video", "audio", "prompt")
+
     def find(self) -> Found:
         root = folder(self.config.path)
         ending = self.config.caption.ending
@@ -96,18 +107,22 @@ class Video(Beside):
         return Found([*self._unlisted(root, listing), *entries], listing.ignored, listing.unread())
 
     def _measures(self, files: Sequence[Clip]) -> Iterator[Any]:
-        return each_of(partial(_clip.measure, max_pixels=self.config.max_pixels, full=self._full), files, WHOLE)
+        look = partial(_measured, max_pixels=self.config.max_pixels, full=self._full, hears=self.hearing is not None)
+        return each_of(look, files, WHOLE)
 
-    def _fit(self, file: Clip, measured: Measures) -> dict[str, Any]:
-        times = self._taken(measured.times, isinstance(file, Frames))
-        size = self.config.geometry.target(measured.height, measured.width)
+    def _fit(self, file: Clip, measured: tuple[Measures, Span | None]) -> dict[str, Any]:
+        seen, heard = measured
+        times = self._taken(seen.times, isinstance(file, Frames))
+        if heard is not None:
+            heard.check(*self._lasts(times))
+        size = self.config.geometry.target(seen.height, seen.width)
         return {"size": size, "frames": len(times), "extra": {"times": times}}
 
     def _taken(self, times: Sequence[float], as_they_are: bool) -> tuple[float, ...]:
         """Which of the frames, by time. Raises PictureFault when there are too few."""
         fps, rule = None if as_they_are else self.config.fps, self.config.frames
         if fps is not None:
-            count = math.floor((times[-1] - times[0]) * fps + 1e-6) + 1
+            count = math.floor((times[-1] - times[0] + _clip.TICK_S) * fps) + 1
             times = [times[0] + number / fps for number in range(count)]
         length = rule.of(len(times))
         if length is None:
@@ -121,6 +136,27 @@ class Video(Beside):
         frames = _clip.read(file, row.extra["times"], self.config.max_pixels, tuple(self.config.ground))
         return torch.stack([picture.to_tensor(self._shaped(frame, row.size, look)) for frame in frames])
 
+    def load(self, row: Row, names: Collection[str] | None = None) -> dict[str, Any]:
+        wanted, inputs = self.names if names is None else names, super().load(row, names)
+        if self.hearing is not None and "audio" in wanted:
+            try:
+                inputs["audio"] = _sound.read(row.files["video"], *self._lasts(row.extra["times"]), self.hearing)
+            except PictureFault as error:
+                fix = "repair or remove it; data.check=full finds such files early"
+                raise DataError([f"{row.files['video']}: {error}"], fix) from error
+        return inputs
+
+    def fingerprints(self, row: Row, hash_file: HashFile) -> dict[str, bytes]:
+        found = super().fingerprints(row, hash_file)
+        if self.hearing is not None:
+            rules = [asdict(self.hearing), _sound.DECODING, version("av"), *self._lasts(row.extra["times"])]
+            found["audio"] = digest("audio", hash_file(row.files["video"]), *rules)
+        return found
+
+    def _lasts(self, times: Sequence[float]) -> tuple[float, float]:
+        """Of frames at these times: from when, for how many seconds."""
+        return times[0], len(times) / self.hearing.fps
+
     def _content(self, file: Clip, hash_file: HashFile, rules: Sequence[Any]) -> bytes:
         frames = [hash_file(one) for one in file.files()] if isinstance(file, Frames) else hash_file(file)
         return digest("video", frames, *rules)
@@ -129,6 +165,11 @@ class Video(Beside):
         c = self.config
         taken = {"frames": asdict(c.frames), "fps": c.fps, "start": c.start.value}
         return {**super()._made_by(), **taken, "video": _clip.DECODING, "av": version("av")}
+
+
+def _measured(file: Clip, max_pixels: int, full: bool, hears: bool) -> tuple[Measures, Span | None]:
+    """Raises PictureFault."""
+    return _clip.measure(file, max_pixels, full), _sound.measure(file, full) if hears else None
 
 
 def _clips(root: Path, listing: Listing) -> dict[str, Clip]:

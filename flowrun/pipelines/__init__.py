@@ -25,6 +25,7 @@ from flowrun.files import HashFile
 from flowrun.flow.guidance import guide
 from flowrun.graph import Unit
 from flowrun.pipelines._adapter_names import AdapterNames as AdapterNames
+from flowrun.sound import Hearing, Wave
 
 Shape = tuple[int, ...]
 NEGATIVE = "negative_"  # before the name of a condition: of the prompt that guidance subtracts
@@ -95,6 +96,11 @@ class Pipeline(ABC):
         """What is computed per row before the loss, in order."""
 
     @property
+    def sound(self) -> Hearing | None:
+        """What it hears of a row beside the pixels; None: nothing."""
+        return None
+
+    @property
     @abstractmethod
     def reduction(self) -> int:
         """Pixels of a picture's side for each of its latents' side."""
@@ -119,6 +125,10 @@ class Pipeline(ABC):
         """[B] -> the factor of a velocity's squared error that makes it the loss which the model was trained by; None: 1."""
         return None
 
+    def weigh(self, squares: Tensor) -> Tensor:
+        """Squared errors of latents [B, C, (f,) h, w] as they count in a mean over all of them: the same shape."""
+        return squares
+
     @abstractmethod
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> Any:
         """Batch-level preparation from the `conditions` in `batch`, done once per batch.
@@ -132,6 +142,10 @@ class Pipeline(ABC):
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
         """Clean latents -> pictures [B, 3, H, W] or videos [B, F, 3, H, W], fp32 in [-1, 1]."""
+
+    def sounds(self, latents: Tensor) -> Sequence[Wave | None]:
+        """What the clean latents of each row sound like; None: like nothing."""
+        return [None] * len(latents)
 
     def pixel_shape(self, latents: Sequence[int]) -> Shape:
         """The shape of rows whose latents are (C, h, w): what `latent_shape` undoes."""

@@ -96,7 +96,8 @@ class RandomWeights:
                  "eos_token_id": words.eos_token_id}  # fmt: skip
         if "text_config" not in given:
             return {**given, **known}
-        marks = {f"{kind}_token_id": words.convert_tokens_to_ids(mark) for kind, mark in VISION_MARKS.items()}
+        there = words.get_vocab()
+        marks = {f"{kind}_token_id": there[mark] for kind, mark in VISION_MARKS.items() if mark in there}
         return {**given, "text_config": {**given["text_config"], **known}, **marks}
 
     def _make(self, name: str) -> nn.Module:
@@ -105,6 +106,9 @@ class RandomWeights:
         for parameter, value in network.named_parameters():
             if parameter.endswith("pad_token"):  # Z-Image's are left as the memory was
                 nn.init.normal_(value, std=0.02)
+        for name, value in network.named_buffers():  # of LTX-2's VAEs, where others have settings
+            if name in ("latents_mean", "latents_std"):
+                nn.init.uniform_(value, 0.5, 1.5)
         return network
 
 

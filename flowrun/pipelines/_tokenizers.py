@@ -12,12 +12,13 @@ from transformers import (
     AutoTokenizer,
     ByT5Tokenizer,
     CLIPTokenizer,
+    GemmaTokenizer,
     PreTrainedTokenizerBase,
     Qwen2Tokenizer,
     T5Tokenizer,
 )
 
-CLIP_TOKENS, T5_TOKENS, QWEN_TOKENS = 77, 512, 1024  # the longest text each takes, as the real ones do
+CLIP_TOKENS, T5_TOKENS, QWEN_TOKENS, GEMMA_TOKENS = 77, 512, 1024, 1024  # the longest text each takes, as the real ones do
 WORD = "\u2581"  # how T5 writes the space before a word
 MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 TEMPLATES = [prompt_templates.QWENIMAGE_PROMPT_TEMPLATE, prompt_templates.QWENIMAGE_EDIT_PROMPT_TEMPLATE,
@@ -42,7 +43,7 @@ CHAT = """
 def tokenizer(cls: type) -> PreTrainedTokenizerBase:
     """Raises KeyError for a class that is not known here."""
     makers = {CLIPTokenizer: _clip, T5Tokenizer: _t5, AutoTokenizer: _t5, ByT5Tokenizer: ByT5Tokenizer, Qwen2Tokenizer: _qwen,
-              AutoProcessor: _qwen}  # fmt: skip
+              AutoProcessor: _qwen, GemmaTokenizer: _gemma}  # fmt: skip
     return makers[cls]()
 
 
@@ -58,6 +59,13 @@ def _t5() -> T5Tokenizer:
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), (WORD, -2.0)]
     pieces += [(chr(code), -3.0) for code in range(33, 127)]
     return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=T5_TOKENS)
+
+
+def _gemma() -> GemmaTokenizer:
+    """Every printable ASCII letter is a token, and every byte for all others."""
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", WORD]
+    pieces += [*(chr(code) for code in range(33, 127)), *(f"<0x{byte:02X}>" for byte in range(256))]
+    return GemmaTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], model_max_length=GEMMA_TOKENS)
 
 
 def _qwen() -> Qwen2Tokenizer:

@@ -23,6 +23,7 @@ from flowrun.flow.path import wide
 from flowrun.pipelines import Shape, _diffusers
 from flowrun.pipelines._causal_vae import CausalVideoVae
 from flowrun.pipelines._diffusers import TIME_UNITS, DiffusersPipeline
+from flowrun.pipelines._frames import FirstAlone
 from flowrun.pipelines._saved import SavedWeights
 
 LORA_LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
@@ -30,7 +31,7 @@ LORA_LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2"
 Prepared = Mapping[str, Tensor]
 
 
-class Wan(CausalVideoVae, DiffusersPipeline):
+class Wan(FirstAlone, CausalVideoVae, DiffusersPipeline):
     """Text to video with one transformer. Subclasses say what else the transformer sees and which one is asked."""
 
     Config = _diffusers.Config
@@ -78,24 +79,14 @@ class Wan(CausalVideoVae, DiffusersPipeline):
         return "vae.z_dim"
 
     def latent_shape(self, shape: Shape) -> tuple[int, ...]:
-        if len(shape) != 3:
-            raise ConfigError("data", "rows are pictures, and this model takes videos", "give it videos, data=video")
-        (frames, *size), step = shape, self.frame_reduction
-        if (frames - 1) % step:
-            below = (frames - 1) // step * step + 1
-            what = f"a video of {frames} frames does not divide into its first and {step} at a time"
-            raise ConfigError("data", what, f"choose 1 + {step} n frames, such as {below} or {below + step}")
-        places = (frames - 1) // step + 1, *self.tiled(size)
+        places = self.places(shape)
         most = min(self.configs[name]["rope_max_seq_len"] for name in self.denoisers)
         if max(places[0], *(side // self.patch for side in places[1:])) > most:
-            what = f"a video of {frames} frames of {size[0]}x{size[1]} pixels is larger than the transformer has places for"
-            most_frames, most_pixels = (most - 1) * step + 1, most * self.patch * self.reduction
+            frames, height, width = shape
+            what = f"a video of {frames} frames of {height}x{width} pixels is larger than the transformer has places for"
+            most_frames, most_pixels = self.frames((most,)), most * self.patch * self.reduction
             raise ConfigError("data", what, f"at most {most_frames} frames, {most_pixels} pixels on a side")
         return self.channels, *places
-
-    def pixel_shape(self, latents: Shape) -> Shape:
-        _, frames, *sides = latents
-        return (frames - 1) * self.frame_reduction + 1, *(self.reduction * side for side in sides)
 
     def schedule(self, steps: int, shape: Shape) -> Tensor:
         """Of diffusers' Euler scheduler with the shift of the saved one. That is UniPC, which solves the same equation to

@@ -1,4 +1,4 @@
-"""Saved Wan pipelines under the options of the published ones.   pytest tests/pipelines/test_saved_video_pipelines.py"""
+"""Saved pipelines of videos under the options of the published ones.   pytest tests/pipelines/test_saved_video_pipelines.py"""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 OPTIONS = {
     "wan": "wan2_1_t2v_1_3b", "wan_i2v": "wan2_1_i2v_14b_480p", "wan2_2": "wan2_2_t2v_a14b", "wan2_2_i2v": "wan2_2_i2v_a14b",
     "wan2_2_5b": "wan2_2_ti2v_5b", "wan2_2_5b_i2v": "wan2_2_ti2v_5b",
+    "ltx2": "ltx2", "ltx2_i2v": "ltx2_i2v",
 }  # fmt: skip
 MORE = {"wan2_2_5b_i2v": ["model.pipeline=wan2_2_5b_i2v"]}
 
@@ -97,6 +98,7 @@ def test_the_boundary_is_the_saved_one(saved: dict[str, Path]) -> None:
         ("wan2_2", "wan", "a WanPipeline, has no transformer_2; it must have a WanTransformer3DModel there"),
         ("wan", "wan_i2v", "in_channels: is 36; must be 16, as vae.z_dim"),
         ("wan_i2v", "wan", "a WanPipeline, has no image_encoder"),
+        ("ltx2", "wan", "has a UMT5EncoderModel as text_encoder, this model a Gemma3ForConditionalGeneration; choose"),
     ],
 )
 def test_another_wan_than_the_options_is_refused(family: str, folder: str, message: str, saved: dict[str, Path]) -> None:

@@ -1,6 +1,6 @@
-"""What diffusers' Wan pipelines say, in flowrun's terms: one oracle for each family of videos.
+"""What diffusers' Wan pipelines say, in flowrun's terms: one oracle for each family of videos. LTX-2's are in ltx2_oracles.py.
 
-Their solver is replaced by Euler's with the same shift: the same equation at the same levels as ours.
+Wan's solver is replaced by Euler's with the same shift: the same equation at the same levels as ours.
 
 Legend: B rows, C channels, f h w latent frames, height and width, F H W frames, height and width in pixels.
 """
@@ -19,6 +19,7 @@ from torch import Tensor
 from flowrun.graph import Draws, Executor, State, UnitGraph
 from flowrun.pipelines._diffusers import DiffusersPipeline
 from tests.pipelines.families import CPU, make
+from tests.pipelines.ltx2_oracles import LTX2FromImage, LTX2Oracle
 
 SHAPE, PROMPTS = (5, 32, 32), ["a red apple", "a very small cat on top of a large house", ""]
 
@@ -104,13 +105,15 @@ class TokenTimesFromImage(FromImage):
     settings = {"expand_timesteps": True}
 
 
-ORACLES: dict[str, type[WanOracle]] = {
+WANS: dict[str, type[WanOracle]] = {
     "wan": WanOracle, "wan_i2v": FromImage, "wan2_2": Experts, "wan2_2_i2v": ExpertsFromImage,
     "wan2_2_5b": TokenTimes, "wan2_2_5b_i2v": TokenTimesFromImage,
 }  # fmt: skip
+WITH_SOUND: dict[str, type[LTX2Oracle]] = {"ltx2": LTX2Oracle, "ltx2_i2v": LTX2FromImage}
+ORACLES: dict[str, type[WanOracle | LTX2Oracle]] = {**WANS, **WITH_SOUND}
 FAMILIES = tuple(ORACLES)
 TWO_EXPERTS = ("wan2_2", "wan2_2_i2v")
-FROM_IMAGE = tuple(family for family, cls in ORACLES.items() if issubclass(cls, FromImage))
+FROM_IMAGE = tuple(family for family, cls in ORACLES.items() if issubclass(cls, FromImage | LTX2FromImage))
 
 
 @cache
@@ -126,7 +129,7 @@ def anew(family: str, *overrides: str) -> DiffusersPipeline:
 
 
 @cache
-def oracle(family: str) -> WanOracle:
+def oracle(family: str) -> WanOracle | LTX2Oracle:
     return ORACLES[family](loaded(family))
 
 
@@ -138,6 +141,12 @@ def clip(seed: int = 0, shape: tuple[int, int, int] = SHAPE) -> Tensor:
     """Random pixels, uint8 [F, 3, H, W]."""
     frames, height, width = shape
     return torch.randint(0, 256, (frames, 3, height, width), generator=torch.Generator().manual_seed(seed)).byte()
+
+
+def tone(seed: int = 0, frames: int = SHAPE[0], fps: float = 24.0, rate: int = 16000) -> Tensor:
+    """The sound of a clip: two sines, one on each side, [2, S] in [-1, 1]."""
+    time = torch.arange(round(frames / fps * rate)) / rate
+    return torch.stack([torch.sin(2 * torch.pi * 200.0 * (seed + side) * time) / (1 + side) for side in (1, 2)])
 
 
 def encoded(pipeline: DiffusersPipeline, prompts: Sequence[str], videos: Sequence[Tensor]) -> dict[str, Tensor]:
