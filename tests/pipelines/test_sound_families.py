@@ -44,25 +44,29 @@ def test_both_streams_are_told_what_diffusers_tells_them(family: str) -> None:
 
 @every
 @pytest.mark.parametrize(
-    ("guidance", "audio_guidance"), [(1.0, None), pytest.param(4.0, None, marks=pytest.mark.slow), (3.0, 7.0)]
+    ("guidance", "audio_guidance", "cross"),
+    [(1.0, None, "false"), pytest.param(4.0, None, "true", marks=pytest.mark.slow), (3.0, 7.0, "true")],
 )
-def test_sampling_gives_the_latents_and_the_sound_of_diffusers(family: str, guidance: float, audio_guidance: float | None) -> None:
-    pipeline, shape = make(family, f"model.audio_guidance={audio_guidance or 'null'}"), (9, 32, 64)
-    pipeline.models = loaded(family).models
+def test_sampling_gives_the_latents_and_the_sound_of_diffusers(
+    family: str, guidance: float, audio_guidance: float | None, cross: str
+) -> None:
+    pipeline = make(family, f"model.audio_guidance={audio_guidance or 'null'}", f"model.cross_timestep={cross}")
+    pipeline.models, shape = loaded(family).models, (9, 32, 64)
+    truth = WITH_SOUND[family](pipeline)
     video, noise = clip(3, shape), normal(1, *pipeline.latent_shape(shape))
     conditions, negative = (encoded(pipeline, [prompt], [video]) for prompt in (PROMPTS[0], ""))
     latents = denoise(pipeline, conditions, negative, noise, pipeline.schedule(5, shape), guidance)
     found = pipeline.parts(latents)[1]
     told = (noise, PROMPTS[0], video, 5, guidance, audio_guidance or guidance)
-    raw_video, raw_sound = oracle(family).row(*told, output="latent")
-    _, wave = oracle(family).row(*told)
+    raw_video, raw_sound = truth.row(*told, output="latent")
+    _, wave = truth.row(*told)
     vae = pipeline.models["audio_vae"]
-    torch.testing.assert_close(found.video, oracle(family).latents(raw_video)[None], atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(found.video, truth.latents(raw_video)[None], atol=2e-5, rtol=1e-5)
     tokens = raw_sound.transpose(1, 2).flatten(2)  # [1, a, D]
     torch.testing.assert_close(found.sound, (tokens - vae.latents_mean) / vae.latents_std, atol=2e-5, rtol=1e-5)
     (ours,) = pipeline.sounds(latents)
     torch.testing.assert_close(ours.samples, wave[0], atol=2e-5, rtol=0)
-    assert ours.rate == oracle(family).whole.vocoder.config.output_sampling_rate and wave.std() > 0.01
+    assert ours.rate == truth.whole.vocoder.config.output_sampling_rate and wave.std() > 0.01
     torch.testing.assert_close(found.rest, torch.zeros_like(found.rest), atol=1e-5, rtol=0)
 
 
