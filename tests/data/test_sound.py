@@ -11,7 +11,7 @@ from test_video import ANY, make
 from torch import Tensor
 
 from flowrun.config import ConfigError, DataError
-from flowrun.contact import contact_sheet
+from flowrun.contact import _several, contact_sheet
 from flowrun.data.video import Video
 from flowrun.sound import Hearing
 from flowrun.variants import Variants
@@ -152,6 +152,7 @@ def test_the_sheet_of_what_a_model_sees_shows_the_frames(tmp_path: Path) -> None
     film(tmp_path / "a.mkv", pixels(), noise())
     source = heard(tmp_path)
     assert contact_sheet(Variants(source, [{}], lambda *_: 0), source.rows()).width > 3 * 24
+    assert _several(source.names) == "", "a sound is no picture beside the others"
 
 
 PNG = bytes.fromhex(

@@ -267,15 +267,18 @@ def test_what_does_not_fit_is_told_before_weights_are_loaded(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experts", ["transformer,transformer_2", "transformer_2"])
-def test_two_ranks_train_experts_as_one_process_with_twice_the_accumulation(runs: Runs, videos: Path, experts: str) -> None:
-    """Where both are trained, the ranks may ask another one each in the same step."""
-    words = ["model=wan2_2_tiny", *FAST, *LORA, f"adapter.lora_base_model=[{experts}]", "train.batch_size=1", "optimizer=sgd",
-             "optimizer.lr=1.0", "resume=none", "task.shift=5", f"data.path={videos}"]  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "trained"), [("wan2_2", "transformer,transformer_2"), ("wan2_2", "transformer_2"), ("ltx2_i2v", "transformer")]
+)
+def test_two_ranks_train_as_one_process_with_twice_the_accumulation(runs: Runs, videos: Path, family: str, trained: str) -> None:
+    """Where both experts are trained, the ranks may ask another one each in the same step."""
+    data = [f"data.path={videos.with_name('films')}", "data.fps=24"] if family in WITH_SOUND else [f"data.path={videos}"]
+    words = [f"model={family}_tiny", *FAST, *LORA, f"adapter.lora_base_model=[{trained}]", "train.batch_size=1", "optimizer=sgd",
+             "optimizer.lr=1.0", "resume=none", "task.shift=5", *data]  # fmt: skip
     assert cli.main([*words, "train.accumulate=2", "run_id=alone"]) == 0
     said = launch(runs.folder, [{"name": "pair", "words": [*words, "run_id=pair"]}])["pair"]
     assert said.codes == [0, 0] and said.lines() == []
-    for place in {"transformer_2", *("" for name in experts.split(",") if name == "transformer")}:
+    for place in {"" if name == "transformer" else name for name in trained.split(",")}:
         alone, pair = (
             load_file(next((runs.folder / "outputs/runs/train").glob(f"*/{name}")) / "model" / place / "pytorch_lora_weights.safetensors")
             for name in ("alone", "pair")
