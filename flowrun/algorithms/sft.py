@@ -67,12 +67,13 @@ class Sft(Algorithm):
         noise = torch.randn(clean.shape, generator=generator, device=generator.device, dtype=torch.float32).to(clean)
         x = mix(clean, noise, sigma)                                                                  # [B, ...]
         velocity = pipeline.velocity(pipeline.begin(batch, sigma, noise), x, sigma)                   # [B, ...]
-        squares = pipeline.weigh((wide(velocity) - velocity_target(clean, noise)).square())           # [B, ...]
+        squares = (wide(velocity) - velocity_target(clean, noise)).square()                           # [B, ...]
+        each, squares = pipeline.stream_errors(squares.detach()), pipeline.weigh(squares)
         error = _mean(squares, batch[MASK]) if c.mask else squares.mean(tuple(range(1, squares.ndim)))    # [B]
         if (own := pipeline.error_weight(sigma)) is not None:
             error = own * error                                                                       # [B]
         per_row = error if c.weighting is Weighting.none else weight(c.weighting, sigma) * error      # [B]
-        return StepOut(per_row.mean(), per_row.detach(), {"mse": error.detach().mean(), "sigma": sigma.mean()})
+        return StepOut(per_row.mean(), per_row.detach(), {"mse": error.detach().mean(), "sigma": sigma.mean(), **each})
 
     def reads(self, pipeline: Pipeline) -> tuple[str, ...]:
         return (*super().reads(pipeline), *([MASK] if self.config.mask else []))

@@ -129,6 +129,10 @@ class Pipeline(ABC):
         """Squared errors of latents [B, C, (f,) h, w] as they count in a mean over all of them: the same shape."""
         return squares
 
+    def stream_errors(self, squares: Tensor) -> dict[str, Tensor]:
+        """Mean squared errors of each of several streams, for metrics: name -> 0-d."""
+        return {}
+
     @abstractmethod
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> Any:
         """Batch-level preparation from the `conditions` in `batch`, done once per batch.

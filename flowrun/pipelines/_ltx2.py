@@ -255,6 +255,10 @@ class LTX2(FirstAlone, DiffusersPipeline):
         video = torch.cat([torch.zeros_like(errors.video[:, :, : self.given]), free * (size / free[0].numel())], dim=2)
         return streams.join(video, errors.sound * (self.config.audio_weight * size / errors.sound[0].numel()))
 
+    def stream_errors(self, squares: Tensor) -> dict[str, Tensor]:
+        errors = self.parts(squares)[1]
+        return {"mse_video": errors.video[:, :, self.given :].mean(), "mse_audio": errors.sound.mean()}
+
     def decode(self, latents: Tensor) -> Tensor:
         return super().decode(self.parts(latents)[1].video)
 

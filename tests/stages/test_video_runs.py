@@ -144,9 +144,12 @@ def test_samples_of_a_run_are_videos_that_play(runs: Runs, videos: Path) -> None
 
 
 @with_sound
-def test_samples_have_their_sound_beside_them(runs: Runs, videos: Path, family: str) -> None:
+def test_a_run_tells_the_errors_of_both_streams_and_draws_them_side_by_side(runs: Runs, videos: Path, family: str) -> None:
     asked = "sample.rows=2" if family == "ltx2_i2v" else "sample.prompts=[a pear,a lemon]"
-    run = train(runs, family, "task=sft_split", *LORA, asked, "sample.every=5", "sample.steps=2")
+    run = train(runs, family, "task=sft_split", *LORA, asked, "sample.every=5", "sample.steps=2", "model.audio_weight=2")
+    with open(run / "metrics.csv", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            assert float(row["mse"]) == pytest.approx(float(row["mse_video"]) + 2 * float(row["mse_audio"]), rel=1e-5)
     folder = run / "samples" / f"step-{STEPS:06d}"
     assert sorted(path.name for path in folder.iterdir()) == ["000.wav", "000.webp", "001.wav", "001.webp", "samples.csv"]
     heard = set()
