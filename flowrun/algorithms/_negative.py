@@ -35,9 +35,8 @@ def negative_conditions(pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def negative_of(pipeline: Pipeline, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Condition -> its values for the empty caption, [B, ...]."""
-    _, named = _of_caption(pipeline)
-    return {name: batch[f"{NEGATIVE}{name}" if name in named else name] for name in pipeline.conditions}
+    """Condition -> its values for the empty caption, [B, ...]; of those that the caption does not reach, the row's own."""
+    return {name: batch.get(f"{NEGATIVE}{name}", batch[name]) for name in pipeline.conditions}
 
 
 def _of_caption(pipeline: Pipeline) -> tuple[list[Unit], set[str]]:

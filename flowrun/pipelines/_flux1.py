@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from flowrun.config import ConfigError
 from flowrun.pipelines import _diffusers
 from flowrun.pipelines._diffusers import DiffusersPipeline
+from flowrun.pipelines._guided import check_guidance, told_guidance
 from flowrun.pipelines._squares import Squares
+from flowrun.pipelines._text_layers import CLIP_LAYERS
 
 
 class Flux1(Squares, DiffusersPipeline):
@@ -27,7 +27,7 @@ class Flux1(Squares, DiffusersPipeline):
             "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
             "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
         ),
-        "text_encoder": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj"),
+        "text_encoder": CLIP_LAYERS,
     }  # fmt: skip
 
     @dataclass(kw_only=True, slots=True)
@@ -39,12 +39,7 @@ class Flux1(Squares, DiffusersPipeline):
         self.agree("in_channels", self.patch**2 * c["vae"]["latent_channels"], "vae.latent_channels in squares of 2x2")
         self.agree("pooled_projection_dim", c["text_encoder"]["hidden_size"], "text_encoder.hidden_size")
         self.agree("joint_attention_dim", c["text_encoder_2"]["d_model"], "text_encoder_2.d_model")
-        if c["transformer"]["guidance_embeds"] != (self.config.guidance is not None):
-            told = c["transformer"]["guidance_embeds"]
-            what = f"is {self.config.guidance}, but the transformer {'must' if told else 'cannot'} be told a guidance"
-            raise ConfigError("model.guidance", what, "give a number, e.g. 3.5" if told else "set it to null")
+        check_guidance(self.config.guidance, c["transformer"])
 
     def given(self, noise: Tensor) -> dict[str, Any]:
-        if self.config.guidance is None:
-            return {}
-        return {"guidance": torch.full([len(noise)], float(self.config.guidance), device=noise.device)}  # [B], fp32
+        return told_guidance(self.config.guidance, noise)

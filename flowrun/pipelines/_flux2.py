@@ -25,14 +25,15 @@ from flowrun.config import ConfigError
 from flowrun.pipelines import AdapterNames, _diffusers
 from flowrun.pipelines._conditions import condition_names
 from flowrun.pipelines._diffusers import DiffusersPipeline
+from flowrun.pipelines._guided import check_guidance, told_guidance
 from flowrun.pipelines._squares import Squares
 from flowrun.pipelines._targets import posterior
+from flowrun.pipelines._text_layers import LLM_LAYERS
 
 SIDE = 2  # of a square
 LEAST_SIDE, MOST_ASPECT = 64, 8  # of a condition picture, as diffusers checks it
 # The output is a list of two modules in double blocks, a layer in single ones.
 LORA_LAYERS = r".*attn\.(to_[qkv]|add_[qkv]_proj|to_add_out|to_out\.0|to_qkv_mlp_proj)|single_transformer_blocks\.\d+\.attn\.to_out"
-TEXT_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 
 # ComfyUI and kohya hold attention's inputs as one layer, and call blocks as the first release did.
 NAMES = AdapterNames(
@@ -56,7 +57,7 @@ NAMES = AdapterNames(
 class Flux2(Squares, DiffusersPipeline):
     tokens = {"tokenizer": "max_sequence_length"}
     patch = 1
-    lora_targets = {"transformer": LORA_LAYERS, "text_encoder": TEXT_LAYERS}
+    lora_targets = {"transformer": LORA_LAYERS, "text_encoder": LLM_LAYERS}
     adapter_names = NAMES
 
     @dataclass(kw_only=True, slots=True)
@@ -90,10 +91,7 @@ class Flux2(Squares, DiffusersPipeline):
             raise ConfigError("model.text_encoder_out_layers", f"is {layers}", f"give layers from 0 to {depth}")
         self.agree("in_channels", self.channels, "vae.latent_channels in squares of 2x2")
         self.agree("joint_attention_dim", len(layers) * text["hidden_size"], "text_encoder's hidden_size, once for each layer")
-        told = self.configs["transformer"]["guidance_embeds"]
-        if told != (self.config.guidance is not None):
-            what = f"is {self.config.guidance}, but the transformer {'must' if told else 'cannot'} be told a guidance"
-            raise ConfigError("model.guidance", what, "give a number, e.g. 4.0" if told else "set it to null")
+        check_guidance(self.config.guidance, self.configs["transformer"])
 
     def latent_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
         height, width = size
@@ -113,10 +111,7 @@ class Flux2(Squares, DiffusersPipeline):
         return {**told, "image_latents": tokens, "image_latent_ids": places.expand(len(tokens), -1, -1).to(tokens.device)}
 
     def given(self, noise: Tensor) -> dict[str, Any]:
-        told = {"latents": noise, "batch_size": len(noise)}
-        if self.config.guidance is not None:
-            told["guidance"] = torch.full([len(noise)], float(self.config.guidance), device=noise.device)  # [B], fp32
-        return told
+        return {"latents": noise, "batch_size": len(noise), **told_guidance(self.config.guidance, noise)}
 
     def statistics(self) -> dict[str, Any]:
         return {}

@@ -18,6 +18,7 @@ from torch import Tensor
 from flowrun.pipelines._causal_vae import CausalVae
 from flowrun.pipelines._diffusers import DiffusersPipeline
 from flowrun.pipelines._squares import Squares
+from flowrun.pipelines._text_layers import LLM_LAYERS
 
 
 class Qwen(Squares, CausalVae, DiffusersPipeline):
@@ -25,7 +26,7 @@ class Qwen(Squares, CausalVae, DiffusersPipeline):
     ragged = conditions
     lora_targets = {
         "transformer": ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
-        "text_encoder": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+        "text_encoder": LLM_LAYERS,
     }
 
     def check(self) -> None:

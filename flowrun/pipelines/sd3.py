@@ -5,8 +5,7 @@ from __future__ import annotations
 from flowrun.config import ConfigError
 from flowrun.pipelines import Shape, _diffusers
 from flowrun.pipelines._diffusers import DiffusersPipeline
-
-CLIP_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
+from flowrun.pipelines._text_layers import CLIP_LAYERS
 
 
 class StableDiffusion3(DiffusersPipeline):

@@ -22,8 +22,8 @@ from flowrun.flow import diffusion
 from flowrun.flow.path import wide
 from flowrun.pipelines import AdapterNames, Shape, _diffusers
 from flowrun.pipelines._diffusers import DiffusersPipeline
+from flowrun.pipelines._text_layers import CLIP_LAYERS
 
-CLIP_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
 VELOCITIES = {"epsilon": diffusion.velocity_of_epsilon, "v_prediction": diffusion.velocity_of_v}
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from flowrun.graph import Unit
 from flowrun.pipelines import AdapterNames, _diffusers
 from flowrun.pipelines._diffusers import TIME_UNITS, DiffusersPipeline
+from flowrun.pipelines._text_layers import LLM_LAYERS
 from flowrun.pipelines._texts import turn
 
 
@@ -31,7 +32,7 @@ class ZImage(DiffusersPipeline):
     lora_targets = {
         "transformer": ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0",
                         "feed_forward.w1", "feed_forward.w2", "feed_forward.w3"),
-        "text_encoder": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+        "text_encoder": LLM_LAYERS,
     }  # fmt: skip
 
     adapter_names = AdapterNames(reader="ZImagePipeline", comfyui={"transformer": "diffusion_model."},
