@@ -17,7 +17,7 @@ from flowrun.run import assemble
 from flowrun.stages.cache import fill
 
 CAPTIONS, SHARED, UNCHANGED, FEW, ROUNDS = 10, 1000, 10_000, 10, 3
-JOB = ("model=emoji_tiny", "data=folder", "task=sft_split")
+JOB = ("model=emoji_tiny", "data=folder", "task=sft_split", "task.caption_dropout=0", "sample.prompts=[]")
 
 
 def measure() -> list[Figure]:

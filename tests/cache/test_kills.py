@@ -47,6 +47,14 @@ def forked(root: Path, numbers: list[int], progress: Path) -> int:
     return child
 
 
+def after(rng: random.Random, log: Path, count: int, span: float) -> None:
+    """Wait for a random instant of a writer's work: as far into its `count` values as it comes, or into what it does then."""
+    wanted, until = rng.randrange(count + count // 5), time.monotonic() + 60
+    while (log.stat().st_size if log.exists() else 0) < min(wanted, count) and time.monotonic() < until:
+        time.sleep(1e-4)
+    time.sleep(rng.uniform(0, 0.2 * span if wanted >= count else 0.005))
+
+
 @pytest.mark.slow
 def test_two_writers_killed_at_any_instant_leave_values_whole_or_absent(tmp_path: Path) -> None:
     rng = random.Random(0)
@@ -60,7 +68,7 @@ def test_two_writers_killed_at_any_instant_leave_values_whole_or_absent(tmp_path
     for instant in range(INSTANTS):
         root, logs = tmp_path / f"cache{instant}", [tmp_path / f"log{instant}.{n}" for n in range(2)]
         children = [forked(root, order, log) for order, log in zip(orders, logs, strict=True)]
-        time.sleep(rng.uniform(0, 1.2 * span))
+        after(rng, logs[0], len(orders[0]), span)
         for child in children:
             os.kill(child, signal.SIGKILL)
         codes = [os.waitpid(child, 0)[1] for child in children]
