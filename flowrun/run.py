@@ -210,13 +210,13 @@ def _source(run: Run) -> Source:
 
 @contextmanager
 def _looks(run: Run) -> Iterator[Looks | None]:
-    """What is known of the data's pictures, and is written down by the first process; None where that is not possible."""
+    """What is known of the data's pictures; the first process writes it down, but for a dry run. None where that is not possible."""
     root = Path(run.cache.root).absolute()
     looks = None if obstacle(root) else Looks(root, run.cache.verify is not Verify.full)
     try:
         yield looks
     finally:
-        if looks is not None and launch.rank() == 0:
+        if looks is not None and launch.rank() == 0 and not run.dry_run:
             looks.save()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +51,8 @@ class Looks:
         return (height, width) if decoded or not full else None
 
     def add(self, ticket: Ticket, full: bool, size: Size) -> None:
-        self._sizes.add(ticket.stamp, FACT.pack(*size, full), ticket.path, ticket.status, ticket.begun)
+        with suppress(OSError):  # it went since: whoever reads it says so
+            self._sizes.add(ticket.stamp, FACT.pack(*size, full), ticket.path, ticket.status, ticket.begun)
 
     def save(self) -> None:
         """Raises Failure when the disk is full."""

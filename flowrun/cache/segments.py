@@ -5,6 +5,7 @@ They lie in segments that are written once each and appear atomically; any numbe
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -49,9 +50,17 @@ class Segments:
             self._known[stamp] = self._new[stamp] = fact
 
     def save(self) -> None:
-        """Write the new facts. Raises Failure when the disk is full."""
+        """Write the new facts, where that is allowed. Raises Failure when the disk is full."""
         if not self._new and not self._damaged:
             return
+        try:
+            self._save()
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            log.warning("cache: %s: %s; what was read now is read again next time", error.filename or self.folder, error.strerror)
+
+    def _save(self) -> None:
         self.layout.create()
         merge = self.remembering and (self._damaged or len(self._paths) >= MOST_SEGMENTS)
         entries = self._known if merge else self._new
@@ -75,6 +84,8 @@ class Segments:
                 yield TensorFile(path, self.form)
             except FileNotFoundError:  # another process rewrote the segments as one
                 continue
+            except PermissionError as error:  # another user's
+                log.warning("cache: %s: %s; the files it remembers are read again", path, error.strerror)
             except Damaged as fault:
                 self._damaged = True
                 log.warning("cache: %s; the files it remembered are read again", fault)

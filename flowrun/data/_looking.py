@@ -6,13 +6,18 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from multiprocessing import active_children, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
+from threading import Thread
 from typing import TypeVar
 
 import PIL
 
 from flowrun.cache.looks import Looks, Size, Ticket
+from flowrun.config import Failure
 from flowrun.data import _picture as picture
 from flowrun.data._member import File
 
@@ -25,17 +30,26 @@ F = TypeVar("F")
 
 
 def each_of(look: Callable[[F], T], files: Sequence[F], least: int) -> Iterator[T | Exception]:
-    """What `look` returns or raises for each file, in order. least: files from which on several processes look."""
+    """What `look` returns or raises for each file, in order. least: files from which on several processes look.
+
+    Raises Failure when one of these was killed."""
     tried = partial(_tried, look)
     workers = min(_cores(), len(files) // PORTION)
     if len(files) < least or workers < 2:
         yield from map(tried, files)
         return
-    pool = ProcessPoolExecutor(workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+    others = set(active_children())
+    pool = ProcessPoolExecutor(workers, initializer=_begin)
     try:
         yield from pool.map(tried, files, chunksize=PORTION)
+    except BaseException as error:  # nobody waits for the rest; a process that is left would keep this one from ending
+        for process in set(active_children()) - others:
+            process.kill()
+        if isinstance(error, BrokenProcessPool):
+            raise Failure("a process that looked at the data's files was killed", "is there enough memory?") from error
+        raise
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
 
 
 def sizes_of(files: Sequence[File], max_pixels: int, full: bool, looks: Looks | None) -> Iterator[Size | Exception]:
@@ -51,6 +65,18 @@ def sizes_of(files: Sequence[File], max_pixels: int, full: bool, looks: Looks | 
             if ticket is not None and not isinstance(size, FAULTS):
                 looks.add(ticket, full, size)
         yield size
+
+
+def _begin() -> None:
+    """In each process of several: Ctrl-C is for the one that started it, and it ends with that one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    Thread(target=_end_with, args=(parent_process().sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)
 
 
 def _tried(look: Callable[[F], T], file: F) -> T | Exception:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +14,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from flowrun.cache import segments
 from flowrun.cache.looks import Looks
+from flowrun.config import Failure
 from flowrun.data import _looking
 from flowrun.data import _picture as picture
 from flowrun.data._looking import PORTION, each_of, sizes_of
@@ -108,3 +114,79 @@ def test_several_processes_find_what_one_does_in_the_same_order(monkeypatch: pyt
     ]
     assert {f[1] for f in alone if not isinstance(f, Exception)} == {os.getpid()}
     assert os.getpid() not in {f[1] for f in found if not isinstance(f, Exception)}
+
+
+def test_a_picture_that_goes_after_it_was_looked_at_is_no_error_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = picture.check
+
+    def looked_and_gone(file: Path, max_pixels: int, full: bool) -> tuple[int, int]:
+        found = check(file, max_pixels, full)
+        file.unlink()
+        return found
+
+    monkeypatch.setattr(picture, "check", looked_and_gone)
+    assert sizes(tmp_path / "cache", [drawn(tmp_path / "a.png", 8, 16)]) == [(8, 16)]
+
+
+def slow(number: int) -> int:
+    if number:
+        time.sleep(60)
+    return os.getpid()
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("by", ["close", "kill"])
+def test_nobody_waits_for_processes_of_no_more_use(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    monkeypatch.setattr(_looking, "_cores", lambda: 2)
+    monkeypatch.setattr(_looking, "PORTION", 1)
+    found, began = each_of(slow, [0, 1, 2], least=1), time.monotonic()
+    one = next(found)
+    if by == "close":  # as an interrupted run does
+        found.close()
+    else:
+        os.kill(one, signal.SIGKILL)
+        with pytest.raises(Failure, match="was killed"):
+            next(found)
+    assert not alive(one) and time.monotonic() - began < 30
+
+
+ALONE = """
+import sys, time
+from flowrun.data import _looking
+from test_looking import slow
+_looking._cores, _looking.PORTION = lambda: 2, 1
+for process in _looking.each_of(slow, [0, 1, 2], least=1):
+    print(process, flush=True)
+"""
+
+
+def test_processes_end_with_the_one_that_started_them() -> None:
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with subprocess.Popen([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, env=found) as parent:
+        one = int(parent.stdout.readline())
+        parent.kill()
+    for _ in range(100):
+        if not alive(one):
+            return
+        time.sleep(0.1)
+    os.kill(one, signal.SIGKILL)
+    pytest.fail("it went on alone")
+
+
+def test_what_may_not_be_read_or_written_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked: list[str]) -> None:
+    file = drawn(tmp_path / "a.png", 8, 16)
+    sizes(tmp_path / "cache", [file])
+
+    def refused(*given: object, **more: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(segments, "TensorFile", refused)
+    monkeypatch.setattr(segments, "write_tensorfile", refused)
+    assert sizes(tmp_path / "cache", [file]) == [(8, 16)] and len(looked) == 2

@@ -275,6 +275,13 @@ def test_a_dry_run_leaves_only_a_sheet_of_what_the_model_would_see(
     assert out.rstrip().endswith(f"pictures    {sheet}")
     with Image.open(sheet) as picture:
         assert picture.width > 4 * 96 and picture.getcolors(maxcolors=100_000) is not None
+    pictures = runs.folder / "pictures"
+    pictures.mkdir()
+    Image.new("RGB", (32, 32), "red").save(pictures / "a.png")
+    (pictures / "a.txt").write_text("red")
+    settings = [text for text in SMALL if not text.startswith("data.")]
+    assert cli.main([*settings, "data=folder", "data.path=pictures", "dry_run=true"]) == 0
+    assert len([path for path in runs.folder.rglob("*") if path.is_file()]) == 4, "another sheet"
 
 
 def test_rows_that_are_skipped_are_listed_with_the_run(runs: Runs) -> None:
