@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import posixpath
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from flowrun.data._captions import Caption, CaptionFault, captions_in
 from flowrun.data._member import Member
 from flowrun.data._pictures import Entry, Found, Pictures
 from flowrun.files import missing
+
+log = logging.getLogger(__name__)
 
 MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
@@ -27,20 +31,20 @@ class Tar(Pictures):
     def find(self) -> Found:
         found = Found()
         for archive in _archives(self.config.path):
-            for name, members in _grouped(archive).items():
-                self._add(found, f"{archive.name}/{name}", f"{archive}/{name}", members)
+            for name, parts in _grouped(archive).items():
+                self._add(found, f"{archive.name}/{name}", f"{archive}/{name}", parts)
         if not found.entries:
             raise ConfigError("data.path", f"{self.place()} holds no pictures", f"pictures end in {', '.join(picture.EXTENSIONS)}")
         return found
 
-    def _add(self, found: Found, row_id: str, where: str, members: Mapping[str, Member]) -> None:
-        """members: ending -> member of one name."""
-        rule = self.config.caption
+    def _add(self, found: Found, row_id: str, where: str, parts: Sequence[tuple[str, Member]]) -> None:
+        """parts: (ending, member) of one name, in the archive's order."""
+        rule, members = self.config.caption, dict(parts)
         pictures = [ending for ending in members if ending in picture.EXTENSIONS]
         found.ignored += len(members) - len(pictures) - (rule.ending in members and bool(pictures))
         if not pictures:
             return
-        captions, faults = [], []
+        captions, faults = [], [f"{member.name} stands twice in the archive" for ending, member in parts if members[ending] is not member]
         if len(pictures) > 1:
             faults.append(f"has several pictures: {', '.join(pictures)}")
         if not _is_text(row_id):
@@ -75,31 +79,52 @@ def _archives(path: str | None) -> list[Path]:
     return found
 
 
-def _grouped(archive: Path) -> dict[str, dict[str, Member]]:
-    """Name up to its first dot -> ending -> member. Raises ConfigError for a compressed archive, DataError for damage."""
+def _grouped(archive: Path) -> dict[str, list[tuple[str, Member]]]:
+    """Name up to its first dot -> (ending, member). Raises ConfigError for a compressed archive, DataError for damage."""
     with open(archive, "rb") as file:
         begin = file.read(6)
     for magic, kind in MAGIC.items():
         if begin.startswith(magic):
             fix = "unpack it once, `gunzip FILE`: pictures are compressed already, and are read in place"
             raise ConfigError("data.path", f"{archive} is compressed with {kind}", fix)
-    rows: dict[str, dict[str, Member]] = {}
+    rows: dict[str, list[tuple[str, Member]]] = {}
     try:
         for member in _members(archive):
             folder, _, base = member.name.rpartition("/")
             stem, _, ending = base.partition(".")
             if stem:  # hidden files have none
-                rows.setdefault(f"{folder}/{stem}" if folder else stem, {})[f".{ending.lower()}"] = member
+                rows.setdefault(f"{folder}/{stem}" if folder else stem, []).append((f".{ending.lower()}", member))
     except tarfile.TarError as error:
         raise DataError([f"{archive} cannot be read: {error}"], "data.path: get the archive again") from error
     return rows
 
 
 def _members(archive: Path) -> Iterator[Member]:
-    size = archive.stat().st_size
+    size, seen = archive.stat().st_size, {}
     with tarfile.open(archive, "r:") as tar:
         for info in tar:
             if info.offset_data + info.size > size:
                 raise tarfile.ReadError(f"{info.name} is cut short")
+            name = posixpath.normpath(info.name)
             if info.isfile():
-                yield Member(archive, info.name.removeprefix("./"), info.offset_data, info.size)
+                seen[name] = member = Member(archive, name, info.offset_data, info.size)
+                yield member
+            elif info.islnk() or info.issym():  # a picture with several names is stored once
+                target = posixpath.normpath(info.linkname if info.islnk() else posixpath.join(posixpath.dirname(name), info.linkname))
+                if target in seen:
+                    yield Member(archive, name, seen[target].offset, seen[target].size)
+                elif name.lower().endswith(picture.EXTENSIONS):
+                    raise tarfile.ReadError(f"{name} is a link to {target}, which is not in the archive before it")
+        _check_end(archive, tar.offset)
+
+
+def _check_end(archive: Path, offset: int) -> None:
+    """The library takes a damaged header, or zeros, for the archive's end. Raises ReadError when anything follows."""
+    with open(archive, "rb") as file:
+        file.seek(offset)
+        if not (rest := file.read(tarfile.BLOCKSIZE)):
+            log.warning("%s has no end mark: it may have been cut short", archive)
+        while rest:
+            if rest.strip(b"\0"):
+                raise tarfile.ReadError(f"what follows byte {offset:,} is damaged, or another archive's")
+            rest = file.read(1 << 20)

@@ -123,3 +123,35 @@ def test_a_path_without_archives_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             make(path).rows()
+
+
+def test_what_the_library_would_take_for_the_end_of_an_archive_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one = pack(tmp_path / "one.tar", {"a.png": picture(), "a.txt": b"a", "b.png": picture(), "b.txt": b"b"}).read_bytes()
+    second = one.index(b"b.png")  # where its header begins
+    damaged = bytearray(one)
+    damaged[second + 148] ^= 1  # of its checksum
+    zeroed = one[:second] + bytes(512) + one[second + 512 :]
+    for wrong in (bytes(damaged), zeroed, one + one):
+        (tmp_path / "one.tar").write_bytes(wrong)
+        (told, _) = faults(make(tmp_path / "one.tar"))
+        assert "what follows byte" in told and "one.tar" in told
+    (tmp_path / "one.tar").write_bytes(one[:second])
+    assert [row.id for row in make(tmp_path / "one.tar").rows()] == ["one.tar/a"]
+    assert "has no end mark" in caplog.text
+
+
+def test_a_name_that_stands_twice_is_a_fault_and_a_link_is_the_picture_it_names(tmp_path: Path) -> None:
+    path = pack(tmp_path / "one.tar", {"a.png": picture(), "a.txt": b"a", "a.PNG": picture(), "b.png": picture(), "b.txt": b"b"})
+    with tarfile.open(path, "a") as tar:
+        for name, kind in (("c", tarfile.LNKTYPE), ("d", tarfile.SYMTYPE)):
+            link = tarfile.TarInfo(f"{name}.png")
+            link.type, link.linkname = kind, "b.png"
+            tar.addfile(link)
+            text = tarfile.TarInfo(f"{name}.txt")
+            text.size = 1
+            tar.addfile(text, io.BytesIO(name.encode()))
+    assert faults(make(path))[0] == f"{path}/a: a.png stands twice in the archive"
+    skipping = make(path, on_error="skip")
+    rows = skipping.rows()
+    assert [(row.id, row.prompt) for row in rows] == [(f"one.tar/{name}", name) for name in "bcd"]
+    assert torch.equal(skipping.load(rows[0])["image"], skipping.load(rows[2])["image"])
