@@ -101,11 +101,20 @@ def decoded(data: bytes) -> str:
 
 
 def parsed(text: str) -> Any:
-    """JSON with numbers as the text that stands there. Raises ValueError with line and column."""
+    """JSON with numbers as the text that stands there. Raises ValueError with line and column, or the name that stands twice."""
     try:
-        return json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
+        return json.loads(text, parse_int=str, parse_float=str, parse_constant=str, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise ValueError(f"is no valid JSON: {error.msg} in line {error.lineno}, column {error.colno}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises ValueError for two values of one name, of which only the last would count."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"has the name {next(name for name in names if names.count(name) > 1)!r} twice in one object")
+    return found
 
 
 def _in_json(text: str, field: str) -> Any:

@@ -298,3 +298,10 @@ def test_parquet_without_its_package_says_what_to_install(tmp_path: Path, monkey
     monkeypatch.setattr("flowrun.data._tables.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="data.path: t.parquet needs the package pyarrow; pip install"):
         make(text(tmp_path / "t.parquet", "")).rows()
+
+
+def test_a_name_that_stands_twice_in_a_json_object_is_a_fault(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    lines = faults(make(text(tmp_path / "t.jsonl", '{"file_name": "a.png", "text": "one", "text": "two"}\n')))
+    assert lines[0].endswith("t.jsonl, line 1: has the name 'text' twice in one object")
+    assert "t.json has the name 'a.png' twice" in faults(make(text(tmp_path / "t.json", '{"a.png": "one", "a.png": "two"}')))[0]
