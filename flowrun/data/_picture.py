@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flowrun.data._member import File, open_file, size_of
 
-DECODING = 1  # raise when a file may decode to other pixels than before
+DECODING = 2  # raise when a file may decode to other pixels than before
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "I;16", "I;16B", "I;16L")
@@ -45,7 +45,7 @@ def check(file: File, max_pixels: int, full: bool) -> tuple[int, int]:
     """(height, width) as displayed, from the header; with `full` every pixel is decoded. Raises PictureFault."""
     with _opened(file, max_pixels) as picture:
         height, width = picture.height, picture.width
-        turned = _orientation(picture) >= 5  # 5 to 8 swap the axes
+        turned = _orientation(picture) in range(5, 9)  # these swap the axes
         if full:
             picture.load()
     return (width, height) if turned else (height, width)
@@ -101,7 +101,7 @@ def _check_header(picture: Image.Image, max_pixels: int) -> None:
 
 
 def _orientation(picture: Image.Image) -> int:
-    """EXIF orientation 1 to 8. A PNG's tag may follow its pixels: only then they are decoded to get at it."""
+    """EXIF orientation: 1 to 8, while others turn nothing. A PNG's may follow its pixels: only then they are decoded for it."""
     if picture.format == "PNG" and "exif" not in picture.info and _exif_follows(picture.fp):
         picture.load()
     return Image.Image.getexif(picture).get(ExifTags.Base.Orientation, 1)

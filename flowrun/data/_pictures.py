@@ -243,7 +243,8 @@ class _Near:
     def hint(self, missing: Path) -> str:
         if missing.parent not in self._names:
             self._names[missing.parent] = self._listed(missing.parent)
-        near = get_close_matches(missing.name, self._names[missing.parent], n=1)
+        names = [name for name in self._names[missing.parent] if name != missing.name]  # as a link to nothing has
+        near = get_close_matches(missing.name, names, n=1)
         return f", but there is {near[0]}" if near else ""
 
     @staticmethod
