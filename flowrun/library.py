@@ -123,7 +123,8 @@ class Library:
         missing, source = self.missing(), self.rows.source
         there = newest_manifest(self.root, self.run.model["name"], self.run.data["source"], source.place())
         changed = [] if there is None else there.parts.differences(self.parts())
-        for warning in [] if there is None else there.parts.warnings(self.parts()):
+        otherwise = [] if there is None else there.parts.warnings(self.parts())
+        for warning in otherwise if not missing else ():
             log.warning("cache: %s; the last bits of its values may differ from those made now", warning)
         if changed and isinstance(self.rows.source, Remembered):
             raise ConfigError(
@@ -144,7 +145,7 @@ class Library:
         )
         what = f"needs the cache, but {len(missing)} of {len(self.all_keys())} values are not in {self.root} ({', '.join(names)})"
         damage = [f"found damaged: {fault}" for fault in self.store.faults(missing)]
-        raise ConfigError("stage=train", "; ".join([what, *changed, *damage]), f"run: {command}")
+        raise ConfigError("stage=train", "; ".join([what, *changed, *otherwise, *damage]), f"run: {command}")
 
     def records(self, visits: Sequence[tuple[int, int]]) -> list[dict[int, Record]]:
         """Of each (row, variant): what its cached units returned."""
@@ -181,7 +182,8 @@ class Library:
             for unit in [self.rows.split.units[i]]
         }
         made_of |= {name: Part(installed, installed) for name, installed in _versions().items()}
-        return Parts(run.model["name"], run.data["source"], made_of, {"torch": torch.__version__}, self.rows.source.place())
+        environment = {"torch": torch.__version__, **{name: str(version) for name, version in self.rows.source.decoders().items()}}
+        return Parts(run.model["name"], run.data["source"], made_of, environment, self.rows.source.place())
 
     def save_manifest(self, faults: Mapping[str, str]) -> None:
         """Write down which rows have which keys. faults: row id -> why it has none."""

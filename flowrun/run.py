@@ -210,13 +210,14 @@ def _source(run: Run) -> Source:
 
 @contextmanager
 def _looks(run: Run) -> Iterator[Looks | None]:
-    """What is known of the data's pictures; the first process writes it down, but for a dry run. None where that is not possible."""
+    """What is known of the data's pictures, None where that cannot be written. The first process writes it down: at once, to have
+    it after a fault, into a folder that is there; the session does it when the run begins. A dry run writes nothing."""
     root = Path(run.cache.root).absolute()
     looks = None if obstacle(root) else Looks(root, run.cache.verify is not Verify.full)
     try:
         yield looks
     finally:
-        if looks is not None and launch.rank() == 0 and not run.dry_run:
+        if looks is not None and root.is_dir() and launch.rank() == 0 and not run.dry_run:
             looks.save()
 
 

@@ -105,6 +105,8 @@ class Session:
 
     def do(self, stage: Stage, assembly: Assembly) -> None:
         """One stage in a directory of its own. Raises UserError subclasses."""
+        if assembly.source.looks is not None:
+            self.dist.on_main(assembly.source.looks.save)
         (self._cache if stage is Stage.cache else self._train)(assembly)
 
     def _cache(self, assembly: Assembly) -> None:

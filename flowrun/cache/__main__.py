@@ -39,7 +39,7 @@ def _verify(cache: Cache, options: argparse.Namespace) -> int:
     if findings:
         sys.stdout.write(f"{len(findings)} faults; run stage=cache to make the damaged and missing values again\n")
         return 1
-    sys.stdout.write("everything was read; no fault\n")
+    sys.stdout.write("every value and manifest was read; no fault\n")
     return 0
 
 

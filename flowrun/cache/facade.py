@@ -33,11 +33,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts, and sizes in bytes. orphans: values that no manifest needs.
+    """Counts, and sizes in bytes. orphans: values that no manifest needs, of those that can be read.
 
     set_aside: values and shards that were found damaged, until `prune`."""
 
     manifests: int
+    damaged_manifests: int
     rows: int
     values: int
     value_bytes: int
@@ -76,11 +77,12 @@ class Cache:
 
     def stats(self) -> Stats:
         catalog = Catalog(self.path, Verify.never)
-        known, _ = manifests(self.path)
+        known, unreadable = manifests(self.path)
         sizes = {shard.name: shard.sizes() for shard in catalog.shards()}
         idle = orphans(catalog, needed_keys(known))
         return Stats(
-            manifests=len(known), rows=len({row_id for manifest in known for row_id in manifest.ids.all()}),
+            manifests=len(known), damaged_manifests=len(unreadable),
+            rows=len({row_id for manifest in known for row_id in manifest.ids.all()}),
             values=len(catalog.index), value_bytes=int(sum(size.sum() for size in sizes.values())),
             shards=len(catalog.index.sizes), shard_bytes=sum(catalog.index.sizes.values()),
             orphans=sum(len(numbers) for numbers in idle.values()),

@@ -17,7 +17,7 @@ import numpy as np
 
 from flowrun.cache.key import KEY_BYTES, digest
 from flowrun.cache.layout import SHARD_NAME, Layout
-from flowrun.cache.tensorfile import Damaged, TensorFile, table, write_tensorfile
+from flowrun.cache.tensorfile import Damaged, OtherFormat, TensorFile, table, write_tensorfile
 from flowrun.files import new_writer, sync_folder
 
 MOST_SEGMENTS = 16  # more are rewritten as one
@@ -79,16 +79,24 @@ class Segments:
         self._new, self._damaged = {}, False
 
     def _files(self) -> Iterator[TensorFile]:
-        for path in self._paths:
+        """Those that can be read; `_paths` keeps these and the damaged ones, and all others are left alone."""
+        paths, self._paths = self._paths, []
+        for path in paths:
             try:
-                yield TensorFile(path, self.form)
+                file = TensorFile(path, self.form)
             except FileNotFoundError:  # another process rewrote the segments as one
                 continue
             except PermissionError as error:  # another user's
                 log.warning("cache: %s: %s; the files it remembers are read again", path, error.strerror)
+                continue
+            except OtherFormat:  # a later program's
+                continue
             except Damaged as fault:
                 self._damaged = True
                 log.warning("cache: %s; the files it remembered are read again", fault)
+            else:
+                yield file
+            self._paths.append(path)
 
 
 def stamp(path: str, status: os.stat_result, *more: Any) -> bytes:

@@ -75,6 +75,10 @@ class Source(ABC):
         """The row as its variant `number` sees it, 0 ... variants - 1, with the same id and size; always the same one."""
         return row
 
+    def decoders(self) -> dict[str, Any]:
+        """What turns files into pixels, by name, and its version: part of the keys of all that is decoded."""
+        return {}
+
     def place(self) -> str:
         """Where the data lie, as one name; empty when they come with a package."""
         return ""

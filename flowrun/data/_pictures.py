@@ -172,8 +172,10 @@ class Pictures(Source):
         """All that makes a picture from a file's bytes."""
         given = {name: value for name, value in asdict(self.config.geometry).items() if value is not None}
         geometry = {**given, "mode": self.config.geometry.mode.value}
-        versions = {"decoding": picture.DECODING, "resizing": RESIZING, "pillow": PIL.__version__}
-        return {**versions, "ground": self.config.ground, "geometry": geometry}
+        return {**self.decoders(), "ground": self.config.ground, "geometry": geometry}
+
+    def decoders(self) -> dict[str, Any]:
+        return {"decoding": picture.DECODING, "resizing": RESIZING, "pillow": PIL.__version__}
 
     def _look_at(self, entry: Entry, measures: Iterator[Any], near: _Near) -> tuple[dict[str, Any], list[str]]:
         """What the row's first picture gives it, and everything that is wrong with its pictures and captions."""

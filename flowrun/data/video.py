@@ -164,7 +164,10 @@ class Video(Beside):
     def _made_by(self) -> dict[str, Any]:
         c = self.config
         taken = {"frames": asdict(c.frames), "fps": c.fps, "start": c.start.value}
-        return {**super()._made_by(), **taken, "video": _clip.DECODING, "av": version("av")}
+        return {**super()._made_by(), **taken}
+
+    def decoders(self) -> dict[str, Any]:
+        return {**super().decoders(), "video": _clip.DECODING, "av": version("av")}
 
 
 def _measured(file: Clip, max_pixels: int, full: bool, hears: bool) -> tuple[Measures, Span | None]:

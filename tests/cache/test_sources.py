@@ -134,6 +134,17 @@ def test_a_damaged_memory_is_only_a_loss_of_time(root: Path, picture: Path, capl
     assert reads(root, picture) == (0, found) and not caplog.text  # the next start hears nothing of it
 
 
+def test_a_later_programs_memory_is_left_alone(root: Path, picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "FORMAT", "flowrun-cache-sources-9")
+    reads(root, picture)
+    (later,) = (root / "sources").iterdir()
+    content = later.read_bytes()
+    monkeypatch.undo()
+    for n in range(2 * MOST_SEGMENTS):
+        reads(root, written(tmp_path / f"{n}.png", str(n).encode()))
+    assert later.read_bytes() == content and len(list((root / "sources").iterdir())) <= MOST_SEGMENTS + 1
+
+
 def test_nothing_new_writes_nothing(root: Path) -> None:
     Sources(root, Verify.first_read).save()
     assert not root.exists()

@@ -18,6 +18,7 @@ from flowrun import cli
 from flowrun.cache.layout import Layout
 from flowrun.cache.manifest import Manifest, write_manifest
 from flowrun.config import ConfigError
+from flowrun.data import _picture
 from flowrun.library import Library
 from flowrun.run import assemble
 from tests.conftest import SMALL, Runs
@@ -175,3 +176,10 @@ def test_a_manifest_of_another_version_is_passed_over_with_a_line(cached: Path, 
         assert newest.name in caplog.text
     finally:
         newest.write_bytes(whole)
+
+
+def test_another_version_of_what_decodes_is_named(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    was = _picture.DECODING
+    monkeypatch.setattr(_picture, "DECODING", was + 1)
+    said = refusal(assemble([*settings(cached), "stage=train"]).library)
+    assert f"; decoding: cached with {was}, now {was + 1}; run: " in said and f"({PICTURE}." in said and TEXT not in said
