@@ -6,7 +6,7 @@ PINNED := -c .ci/constraints.txt
 export OMP_NUM_THREADS ?= 2
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: run test test-all bench families lint clean
+.PHONY: run test test-all bench families memory lint clean
 
 run: $(VENV)/installed
 	$(PY) -m flowrun
@@ -26,6 +26,10 @@ bench: $(VENV)/installed
 # The table of model families in README.md.
 families: $(VENV)/installed
 	$(PY) -m flowrun.families
+
+# The memory table of recipes in README.md.
+memory: $(VENV)/installed
+	$(PY) -m flowrun.memory
 
 lint: $(VENV)/installed
 	$(PY) -m ruff check flowrun tests notebooks

@@ -93,6 +93,17 @@ class Remainder(Enum):
     drop = "drop"  # they are left out, others in each epoch
 
 
+class Held(Enum):
+    """How a frozen component's weights are held."""
+
+    bnb_nf4 = "bnb_nf4"  # 4 bits a weight, bitsandbytes' normal floats (arXiv 2305.14314)
+    bnb_int8 = "bnb_int8"  # 8 bits, bitsandbytes' LLM.int8 (arXiv 2208.07339)
+    torchao_int8 = "torchao_int8"  # 8 bits, torchao's weight-only integers
+    torchao_float8 = "torchao_float8"  # 8 bits, torchao's weight-only floats
+    fp8_cast = "fp8_cast"  # 8-bit floats that diffusers casts to model.dtype, layer by layer, when they are called
+    offload = "offload"  # in the CPU's memory, moved to the device layer by layer when they are called
+
+
 class Verify(Enum):
     """When a cached value's checksum is read: never, at its first read, or for all of them before the run."""
 
@@ -154,6 +165,11 @@ class Train:
         if (self.steps is None) == (self.epochs is None):
             both = "both are given" if self.steps is not None else "neither is given"
             raise ConfigError("train.steps, train.epochs", both, "give one and set the other to null")
+
+
+@dataclass(kw_only=True, slots=True)
+class Memory:
+    weights: dict[str, Held]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -238,6 +254,7 @@ class Run:
     adapter: Any = None
     optimizer: Optimizer
     train: Train
+    memory: Memory
     cache: CacheSettings
     sample: Sample
     tracker: Any = None

@@ -26,6 +26,7 @@ def cached_pictures(run_dir: Path) -> Image.Image:
         raise ConfigError("RUN_DIR", f"{run_dir} uses no cache", "give a run of a task such as sft_split")
     needed, live = _units(assembly)
     assembly.pipeline.load(assembly.pipeline.decoders, torch.device("cpu"), assembly.dtype)
+    assembly.pipeline.settle(torch.device("cpu"))
     configs = {name: component.configure() for name, component in assembly.pipeline.components().items()}
     executor, variants = Executor(assembly.split.units, assembly.pipeline.models, configs), assembly.variants
     tiles, captions = [], []

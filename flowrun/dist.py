@@ -55,6 +55,9 @@ class Dist:
         # Not every parameter gets a gradient: an image network's last text block, parts that are trained alone. Looking for
         # them is a walk over the graph that cannot be measured beside FLUX's passes, and without it one would hang. Buffers
         # are equal everywhere; sending them at each forward would hang a process that samples on its own.
+        # What is frozen is loaded alike by all, and some backends cannot send 8-bit floats.
+        frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, frozen)
         with self._together():
             return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=True, **{BUFFERS: False})
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 from math import ceil
 from typing import TYPE_CHECKING
 
-from flowrun import rundir
+from flowrun import frozen, rundir
 from flowrun.adapters.config import Kind, Variant
 from flowrun.cache.pace import Work
 from flowrun.config import Remainder, Stage
@@ -30,6 +30,8 @@ def explain(assembly: Assembly) -> Plan:
     plan.add("data", _data(assembly))
     plan.add("units", unit_table(assembly.split))
     plan.add("models", _models(assembly, Stage.cache in shown))
+    if assembly.pipeline.holdings:
+        plan.add("memory", _memory(assembly))
     plan.add("cache", _cache(assembly))
     plan.add("train", _train(assembly))
     plan.add("samples", _samples(assembly))
@@ -88,6 +90,12 @@ def _models(assembly: Assembly, encoding: bool) -> list[str]:
         ]
         rows.append((name, assembly.pipeline.describe(name), f"loaded in: {', '.join(loaded) or 'no stage'}"))
     return columns(rows)
+
+
+def _memory(assembly: Assembly) -> list[str]:
+    """What the weights take that are not held in full."""
+    components, held = assembly.pipeline.components(), assembly.pipeline.holdings
+    return frozen.told(held, {name: components[name].outline() for name in held}, assembly.dtype)
 
 
 def _cache(assembly: Assembly) -> list[str]:

@@ -69,6 +69,7 @@ class Finished:
         if a.adapter.kind is not adapters.Kind.none:
             models, targets = a.pipeline.models, a.pipeline.lora_targets
             adapters.attach(models, a.task.trainable_models, a.adapter, targets, a.run.seed, a.pipeline.adapter_names)
+        a.pipeline.settle(device)
         for model in a.pipeline.models.values():
             model.requires_grad_(False).eval()
 

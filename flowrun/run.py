@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from flowrun import adapters, launch, rundir, tracking
+from flowrun import adapters, frozen, launch, rundir, tracking
 from flowrun.algorithms import Algorithm
 from flowrun.batches import Batches
 from flowrun.cache.key import digest
@@ -138,10 +138,11 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     refuse_accelerators(run)
     check_precision(run.precision)
     check_processes(run.processes)
+    frozen.check_machine(run.memory)
     rundir.outputs()
     rundir.named(run)
     task = common("task", Task, run.task)
-    pipeline, algorithm, source = _pipeline(run), _algorithm(run, task), _source(run)
+    pipeline, algorithm, source = make_pipeline(run), make_algorithm(run, task), _source(run)
     if pipeline.sound is not None:
         source.listen(pipeline.sound)
     adapter = checked("adapter", adapters.Config, run.adapter)
@@ -149,9 +150,12 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     pipeline.trained = trained
     fitting, carriers = check_trained(pipeline, trained, task, adapter)
     pipeline.changes, unsure = check_merged(pipeline, adapter)
+    pipeline.holdings = frozen.holdings(run.memory, pipeline.components(), task.trainable_models)
+    frozen.check_adapter(run.memory, adapter)
     trackers = tracking.choose(run.tracker)
     parts = _splits(task, pipeline, algorithm, trained)
     check_called(pipeline, task, trained, parts[0])
+    frozen.check_backward(pipeline.holdings, algorithm.networks(pipeline), parts[0].units, trained)
     unread = check_inputs(pipeline, algorithm, parts[0], source)
     cached_first = not live_inputs(parts[0], algorithm.reads(pipeline), source) - {"prompt"}
     source.read_before_training = run.dry_run or cached_first
@@ -189,13 +193,13 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     )
 
 
-def _pipeline(run: Run) -> Pipeline:
+def make_pipeline(run: Run) -> Pipeline:
     model = common("model", Model, run.model)
     cls = PIPELINES.find(model.pipeline, "model.pipeline")
     return cls(PIPELINES.build("model", cls, run.model, beside=Model), run.seed)
 
 
-def _algorithm(run: Run, task: Task) -> Algorithm:
+def make_algorithm(run: Run, task: Task) -> Algorithm:
     cls = ALGORITHMS.find(task.algorithm, "task.algorithm")
     return cls(ALGORITHMS.build("task", cls, run.task, beside=Task))
 

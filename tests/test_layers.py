@@ -18,10 +18,10 @@ LAYERS = (
     "cache",
     "modular",
     "pipelines splitters data accelerators rewards",
-    "algorithms adapters optim checkpoint sampling batches variants prompts remembered feed shelf library grids remembered",
+    "algorithms adapters frozen optim checkpoint sampling batches variants prompts remembered feed shelf library grids remembered",
     "stages",
     "run checks plan explain contact rundir session nearest",
-    "finished teacher distilled decoded families",
+    "finished teacher distilled decoded families memory",
     "sweep cli __main__",
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}

@@ -25,6 +25,7 @@ from flowrun.files import HashFile
 from flowrun.flow.guidance import guide
 from flowrun.graph import Unit
 from flowrun.pipelines._adapter_names import AdapterNames as AdapterNames
+from flowrun.pipelines._precision import computes_in, dtype_of
 from flowrun.sound import Hearing, Wave
 
 Shape = tuple[int, ...]
@@ -52,6 +53,27 @@ class Change:
     describe: str
 
 
+class Holding(ABC):
+    """How a frozen component's weights are held where it is not in full on the device. describe: for the plan.
+
+    identity: of what that does to the component's values; empty: nothing."""
+
+    describe: str
+    identity: bytes = b""
+
+    @abstractmethod
+    def place(self, module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        """As it is loaded, from the CPU. dtype: of the weights that the module came with, and computes in."""
+
+    @abstractmethod
+    def settle(self, module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        """Once it carries its adapter, if any."""
+
+    @abstractmethod
+    def bytes(self, outline: nn.Module, dtype: torch.dtype) -> int:
+        """What its weights then take on the device. outline: the network on the meta device."""
+
+
 class Pipeline(ABC):
     """`models` holds what a stage has loaded. `velocity` computes in the loaded weights' precision and returns fp32."""
 
@@ -73,6 +95,8 @@ class Pipeline(ABC):
         self.models: dict[str, nn.Module] = {}
         self.trained: tuple[str, ...] = ()  # names that get gradients, set by the run
         self.changes: dict[str, Change] = {}  # component -> what becomes part of its weights
+        self.holdings: dict[str, Holding] = {}  # component -> how its weights are held, where not as they are
+        self._unsettled: list[str] = []
 
     @property
     def denoiser(self) -> str:
@@ -187,30 +211,50 @@ class Pipeline(ABC):
     def identity(self, name: str, hash_file: HashFile) -> bytes:
         """Of a component as `load` makes it."""
         own = self.components()[name].identity(hash_file)
-        return digest(own, self.changes[name].identity(hash_file)) if name in self.changes else own
+        changed = digest(own, self.changes[name].identity(hash_file)) if name in self.changes else own
+        held = self.holdings[name].identity if name in self.holdings else b""
+        return digest(changed, held) if held else changed
 
     def describe(self, name: str) -> str:
         """A component as `load` makes it, for the plan."""
         own = self.components()[name].describe
-        return f"{own}, {self.changes[name].describe}" if name in self.changes else own
+        further = [parts[name].describe for parts in (self.changes, self.holdings) if name in parts]
+        return ", ".join([own, *further])
 
     def load(self, names: Collection[str], device: torch.device, dtype: torch.dtype) -> None:
-        """Give weights to these components: evaluation mode, frozen, in memory of their own. Raises KeyError."""
+        """Give weights to these components: evaluation mode, frozen, in memory of their own. Raises KeyError.
+
+        Adapters are then put on, if any; `settle` comes last."""
         components = self.components()
         for name in names:
-            module = components[name].load()
-            _own_weights(module, device, dtype)
+            module, holding = components[name].load(), self.holdings.get(name)
+            own_weights(module, device if holding is None else torch.device("cpu"), dtype)
             if name in self.changes:
                 self.changes[name].apply(module)
+            if holding is not None:
+                computes_in(module, dtype)
+                holding.place(module, device, dtype)
+                self._unsettled.append(name)
             self.models[name] = module.eval().requires_grad_(False)
 
+    def settle(self, device: torch.device) -> None:
+        """What was loaded since the last time is held as it stays."""
+        while self._unsettled:
+            name = self._unsettled.pop()
+            self.holdings[name].settle(self.models[name], device, dtype_of(self.models[name]))
 
-def _own_weights(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+
+def own_weights(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Copy and place every weight: one mapped from a file may be misaligned, which changes a network's last bits.
 
     Parts that a network of diffusers names as too delicate for half precision are held in fp32, as diffusers holds them."""
-    delicate = set(getattr(module, "_keep_in_fp32_modules", None) or ()) if isinstance(module, ModelMixin) else set()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        wanted = torch.promote_types(dtype, torch.float32) if delicate & set(name.split(".")) else dtype
-        kept = wanted if tensor.is_floating_point() else tensor.dtype
-        tensor.data = tensor.data.to(device=device, dtype=kept, copy=True)
+        tensor.data = tensor.data.to(device=device, dtype=held_in(module, name, tensor.dtype, dtype), copy=True)
+
+
+def held_in(module: nn.Module, name: str, own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    """The precision of one of its weights when the network is held in `dtype`. own: that of its files."""
+    if not own.is_floating_point:
+        return own
+    delicate = set(getattr(module, "_keep_in_fp32_modules", None) or ()) if isinstance(module, ModelMixin) else set()
+    return torch.promote_types(dtype, torch.float32) if delicate & set(name.split(".")) else dtype

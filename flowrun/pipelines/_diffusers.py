@@ -24,6 +24,7 @@ from flowrun.modular import Modular, component_names
 from flowrun.modular.blocks import quiet
 from flowrun.pipelines import Component, Pipeline, Shape
 from flowrun.pipelines._conditions import conditioned
+from flowrun.pipelines._precision import dtype_of
 from flowrun.pipelines._random import RandomWeights
 from flowrun.pipelines._saved import SavedWeights
 from flowrun.pipelines._targets import Target, posterior, target_units
@@ -177,7 +178,7 @@ class DiffusersPipeline(Pipeline):
         return self.modular.schedule(steps, {"height": shape[-2], "width": shape[-1], "latents": self.pack(like)})  # [steps + 1]
 
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> BlockState:
-        dtype = next(self.models[self.denoiser].parameters()).dtype
+        dtype = dtype_of(self.models[self.denoiser])
         height, width = (self.reduction * side for side in noise.shape[-2:])
         noise = noise.to(dtype)
         known = {
@@ -189,7 +190,7 @@ class DiffusersPipeline(Pipeline):
 
     def velocity(self, prepared: BlockState, x: Tensor, sigma: Tensor) -> Tensor:
         network = self.models[self.denoiser]
-        dtype = next(network.parameters()).dtype
+        dtype = dtype_of(network)
         packed = self.pack(x.to(dtype)).contiguous()
         out = self.modular.velocity(prepared, packed, sigma * TIME_UNITS, network)
         return self.unpack(wide(out), x)  # [B, C, h, w]; fp32: the loss and the solver need it
@@ -197,7 +198,7 @@ class DiffusersPipeline(Pipeline):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         vae = self.models["vae"]
-        raw = self.denormalise(wide(latents)).to(next(vae.parameters()).dtype)  # [B, C, (f,) h, w]
+        raw = self.denormalise(wide(latents)).to(dtype_of(vae))  # [B, C, (f,) h, w]
         rows = [wide(self.pixels(vae, row)) for row in raw.split(1)]  # one by one: large pictures fit
         return torch.cat(rows).clamp(-1, 1)  # [B, (F,) 3, H, W]
 

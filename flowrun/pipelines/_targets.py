@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from flowrun.flow.path import wide
 from flowrun.graph import Unit
+from flowrun.pipelines._precision import dtype_of
 
 Normalise = Callable[[Tensor], Tensor]
 Moments = Callable[[nn.Module, Tensor], tuple[Tensor, Tensor]]
@@ -64,7 +65,7 @@ def posterior(vae: nn.Module, pixels: Tensor) -> tuple[Tensor, Tensor]:
 def in_units(pixels: Tensor, vae: nn.Module) -> Tensor:
     """uint8 -> [-1, 1], on the VAE's device and in its precision; the same shape."""
     weight = next(vae.parameters())
-    return (pixels.to(weight.device).float() / 127.5 - 1).to(weight.dtype)
+    return (pixels.to(weight.device).float() / 127.5 - 1).to(dtype_of(vae))
 
 
 def _moments(moments: Moments, ctx: Any, **pixels: Tensor) -> dict[str, Tensor]:

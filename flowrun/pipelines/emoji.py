@@ -24,6 +24,7 @@ from flowrun.graph import Unit
 from flowrun.pipelines import Component, Pipeline, Shape
 from flowrun.pipelines import _minilm as minilm
 from flowrun.pipelines._network import Network, configuration, find_weights
+from flowrun.pipelines._precision import dtype_of
 from flowrun.pipelines._texts import long_texts
 
 KEY = "model.components.transformer"
@@ -167,7 +168,7 @@ class EmojiPipeline(Pipeline):
 
     def velocity(self, prepared: Prepared, x: Tensor, sigma: Tensor) -> Tensor:
         network = self.models["transformer"]
-        dtype = next(network.parameters()).dtype
+        dtype = dtype_of(network)
         tokens = x.flatten(2).transpose(1, 2).contiguous()  # [B, N, C]
         out = network(
             hidden_states=tokens.to(dtype),

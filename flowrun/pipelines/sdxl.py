@@ -22,6 +22,7 @@ from flowrun.flow import diffusion
 from flowrun.flow.path import wide
 from flowrun.pipelines import AdapterNames, Shape, _diffusers
 from flowrun.pipelines._diffusers import DiffusersPipeline
+from flowrun.pipelines._precision import dtype_of
 from flowrun.pipelines._text_layers import CLIP_LAYERS
 
 VELOCITIES = {"epsilon": diffusion.velocity_of_epsilon, "v_prediction": diffusion.velocity_of_v}
@@ -85,7 +86,7 @@ class StableDiffusionXL(DiffusersPipeline):
         return noise if self._prediction == "epsilon" else noise + sigma.square()
 
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> Prepared:
-        dtype = next(self.models["unet"].parameters()).dtype
+        dtype = dtype_of(self.models["unet"])
         height, width = (self.reduction * side for side in noise.shape[-2:])
         told = torch.tensor([height, width, 0, 0, height, width], device=noise.device, dtype=dtype)
         added = {"text_embeds": batch["pooled_prompt_embeds"].to(dtype), "time_ids": told.expand(len(noise), -1)}
@@ -93,7 +94,7 @@ class StableDiffusionXL(DiffusersPipeline):
 
     def velocity(self, prepared: Prepared, x: Tensor, sigma: Tensor) -> Tensor:
         unet = self.models["unet"]
-        dtype = next(unet.parameters()).dtype
+        dtype = dtype_of(unet)
         noisy = (wide(x) / diffusion.scale(sigma, x)).to(dtype)  # [B, C, h, w]
         predicted = unet(noisy, self._times.time(sigma), encoder_hidden_states=prepared.prompt,
                          added_cond_kwargs=prepared.added, return_dict=False)[0]  # fmt: skip

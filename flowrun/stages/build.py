@@ -70,6 +70,7 @@ def _load(assembly: Assembly, dist: Dist) -> None:
             pipeline.models, assembly.task.trainable_models, assembly.adapter, pipeline.lora_targets, assembly.run.seed,
             pipeline.adapter_names,
         )
+        pipeline.settle(dist.device)
         if assembly.run.train.gradient_checkpointing:
             for name in {name.split(".")[0] for name in assembly.trained}:
                 _checkpoint_gradients(name, pipeline.models[name])

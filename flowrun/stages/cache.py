@@ -58,6 +58,7 @@ def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
     def load() -> None:
         check_room(library.root, int(library.forecast(jobs).bytes * SPARE), "what the cache lacks")
         assembly.pipeline.load(sorted(models), dist.device, assembly.dtype)
+        assembly.pipeline.settle(dist.device)
 
     dist.each(load)
     with Stop() as stop:
