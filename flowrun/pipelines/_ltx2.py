@@ -36,6 +36,7 @@ from flowrun.pipelines._frames import FirstAlone
 from flowrun.pipelines._ltx2_sound import STEP, Mel, heard, moments_unit
 from flowrun.pipelines._ltx2_streams import Parts, Streams
 from flowrun.pipelines._ltx2_text import OneConnection, OnePrompt
+from flowrun.pipelines._precision import dtype_of
 from flowrun.pipelines._targets import Target, posterior, target_units
 from flowrun.sound import Hearing, Wave
 
@@ -206,7 +207,7 @@ class LTX2(FirstAlone, DiffusersPipeline):
 
     def velocity(self, prepared: Prepared, x: Tensor, sigma: Tensor) -> Tensor:
         network, (streams, now) = self.models["transformer"], self.parts(x)
-        dtype = next(network.parameters()).dtype
+        dtype = dtype_of(network)
         frames, height, width = streams.places
         time = sigma * TIME_UNITS
         video, sound = network(

@@ -25,6 +25,7 @@ from transformers.audio_utils import mel_filter_bank, spectrogram, window_functi
 
 from flowrun.flow.path import wide
 from flowrun.graph import Unit
+from flowrun.pipelines._precision import dtype_of
 from flowrun.pipelines._targets import posterior
 from flowrun.sound import Hearing
 
@@ -79,8 +80,8 @@ def heard(audio_vae: nn.Module, vocoder: nn.Module, tokens: Tensor) -> Tensor:
     raw = wide(tokens) * wide(audio_vae.latents_std) + wide(audio_vae.latents_mean)
     bands = audio_vae.config.mel_bins // audio_vae.mel_compression_ratio
     latents = raw.unflatten(2, (-1, bands)).transpose(1, 2)  # [B, C, a, m]
-    mel = audio_vae.decode(latents.to(next(audio_vae.parameters()).dtype), return_dict=False)[0]  # [B, K, T, M]
-    return wide(vocoder(mel.to(next(vocoder.parameters()).dtype))).clamp(-1, 1)
+    mel = audio_vae.decode(latents.to(dtype_of(audio_vae)), return_dict=False)[0]  # [B, K, T, M]
+    return wide(vocoder(mel.to(dtype_of(vocoder)))).clamp(-1, 1)
 
 
 def _moments(mel: Mel, ctx: Any, audio: Tensor) -> dict[str, Tensor]:

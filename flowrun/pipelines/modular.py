@@ -30,6 +30,7 @@ from flowrun.modular import Modular
 from flowrun.pipelines import NEGATIVE, Shape
 from flowrun.pipelines._blocks import KEY, Outline, blocks_of, denoiser_of
 from flowrun.pipelines._diffusers import DiffusersPipeline, Parts
+from flowrun.pipelines._precision import dtype_of
 from flowrun.pipelines._targets import posterior, target_units
 
 LAYERS = ("to_q", "to_k", "to_v", "to_out.0")
@@ -115,7 +116,7 @@ class AnyBlocks(DiffusersPipeline):
         return self.modular.schedule(steps, {**self._sizes(shape), "latents": self.pack(torch.zeros(1, *self.latent_shape(shape)))})
 
     def begin(self, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> BlockState:
-        dtype = next(self.models[self.denoiser].parameters()).dtype
+        dtype = dtype_of(self.models[self.denoiser])
         told = self.told({name: batch[name] for name in self.conditions}, dtype)
         told |= {f"{NEGATIVE}{name}": value for name, value in told.items()}  # some blocks insist on them; no guider looks at them
         given = {**self._sizes(self.pixel_shape(noise.shape[1:])), **told, "batch_size": len(noise), "num_inference_steps": STEPS}
@@ -143,7 +144,7 @@ class AnyBlocks(DiffusersPipeline):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         vae = self.models["vae"]
-        dtype = next(vae.parameters()).dtype
+        dtype = dtype_of(vae)
         return torch.cat([self._pixels(row, vae) for row in wide(latents).to(dtype).split(1)]).clamp(-1, 1)
 
     def _pixels(self, latents: Tensor, vae: nn.Module) -> Tensor:
