@@ -11,9 +11,13 @@ from flowrun.pipelines import held_in
 
 
 def delicate(network: nn.Module) -> list[str]:
-    """Parts that the network's class wants in full: names between dots. T5 asks one of them what precision it has."""
-    names = {*(getattr(network, "_keep_in_fp32_modules", None) or ()), *(getattr(network, "_keep_in_fp32_modules_strict", None) or ())}
-    return sorted(names)
+    """Parts that are held in full, names between dots: those that the network's class names, of which T5 asks one what
+    precision it has, and layers that share their weight with an embedding."""
+    named = {*(getattr(network, "_keep_in_fp32_modules", None) or ()), *(getattr(network, "_keep_in_fp32_modules_strict", None) or ())}
+    looked_up = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
+    shared = {name.rpartition(".")[2] for name, module in network.named_modules()
+              if isinstance(module, nn.Linear) and id(module.weight) in looked_up}  # fmt: skip
+    return sorted(named | shared)
 
 
 def linear_layers(network: nn.Module) -> Iterator[tuple[str, nn.Linear]]:

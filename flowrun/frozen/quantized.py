@@ -67,7 +67,8 @@ def quantize(network: nn.Module, config: Any, device: torch.device) -> None:
             quantizer.create_quantized_param(network, weight, name, device, {}, [])
         else:
             layer, _, own = name.rpartition(".")
-            network.get_submodule(layer)._parameters[own] = nn.Parameter(weight.data.to(device), requires_grad=False)
+            weight.data = weight.data.to(device)
+            network.get_submodule(layer)._parameters[own] = weight  # a replaced layer's bias is lost otherwise
     for buffer in network.buffers():
         buffer.data = buffer.data.to(device)
     quantizer.postprocess_model(network)

@@ -104,6 +104,19 @@ def test_encoders_say_nearly_the_same(family: str, held: Held) -> None:
     assert torch.cosine_similarity(*found, dim=0) > 0.97
 
 
+@pytest.mark.slow
+@every()
+def test_a_layer_that_shares_its_weight_with_an_embedding_stays_as_it_is(held: Held) -> None:
+    pipeline = make("flux2_klein", "+model.components.text_encoder.tie_word_embeddings=true")
+    pipeline.holdings = frozen.holdings(Memory(weights={"text_encoder": held}), ["text_encoder"], [])
+    pipeline.load(["text_encoder"], CPU, torch.bfloat16)
+    pipeline.settle(CPU)
+    network, outline = pipeline.models["text_encoder"], pipeline.components()["text_encoder"].outline()
+    assert network.get_output_embeddings().weight is network.get_input_embeddings().weight
+    assert taken(network) == pipeline.holdings["text_encoder"].bytes(outline, torch.bfloat16)
+    assert encoded(pipeline, ["a red apple"])["prompt_embeds"].isfinite().all()
+
+
 def trained(family: str, held: Held | None, *overrides: str, steps: int = 5) -> tuple[list[float], dict[str, Tensor], nn.Module]:
     """Losses of an adapter on one batch, its gradients in the first step, and the network."""
     name = "unet" if family == "sdxl" else "transformer"
