@@ -19,6 +19,7 @@ TEXT = {
     "z_image": ("cap_feat_dim", 0),
     "wan": ("text_dim", 0),
 }
+MASKS = {"prompt_embeds_mask": torch.int64, "prompt_mask": torch.uint8}  # which tokens are a caption's
 
 
 def conditions(pipeline: DiffusersPipeline, kind: str, rows: int) -> dict[str, Tensor]:
@@ -34,8 +35,8 @@ def conditions(pipeline: DiffusersPipeline, kind: str, rows: int) -> dict[str, T
     for name in set(pipeline.conditions) - set(found):
         if name == "pooled_prompt_embeds":
             found[name] = torch.zeros(rows, _pooled(settings, kind))  # [B, C]
-        else:  # a mask: which tokens are a caption's
-            found[name] = torch.ones(rows, length, dtype=torch.uint8)  # [B, L]
+        else:
+            found[name] = torch.ones(rows, length, dtype=MASKS[name])  # [B, L]
             found[name][1:, length // 2 :][-1:] = 0
     return found
 
