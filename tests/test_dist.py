@@ -222,6 +222,7 @@ class Two(nn.Module):
         return self.model["used"](x)
 
 
+@pytest.mark.slow
 def test_two_processes_average_gradients_agree_on_stopping_and_wrap_only_what_is_trained(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

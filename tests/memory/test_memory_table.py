@@ -32,6 +32,7 @@ def test_the_readmes_table_is_the_commands() -> None:
     assert shown == markdown(COLUMNS, [estimated(name).cells() for name in recipes()])
 
 
+@pytest.mark.slow
 def test_a_card_of_the_next_size_is_not_asked_for_in_vain() -> None:
     """Recipes of one model are for cards of different sizes, and say so in their commands."""
     for name, card in recipes().items():
@@ -41,6 +42,7 @@ def test_a_card_of_the_next_size_is_not_asked_for_in_vain() -> None:
         assert run.adapter["kind"] == "lora" and run.train.gradient_checkpointing
 
 
+@pytest.mark.slow
 def test_a_run_of_ones_own_is_estimated_with_and_without_checkpointing(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["model=flux_tiny", "adapter=lora", "data=folder", "data.geometry.size=[64,64]", "train.gradient_checkpointing=true"]
     assert main(settings) == 0

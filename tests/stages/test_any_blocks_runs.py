@@ -24,7 +24,6 @@ LORA = ("adapter=lora", "adapter.rank=4", "adapter.alpha=12", "optimizer.lr=0.02
 FAST = ("data=video", "data.path=videos", "data.frames.most=9", "data.frames.multiple=8", "data.geometry.size=[32,64]", "tracker=[csv]",
         "train.log_every=1", "train.batch_size=2", f"train.steps={STEPS}", "sample.every=5", "sample.steps=2", "sample.prompts=[a pear]",
         "task.caption_dropout=0.3")  # fmt: skip
-SPLIT_ONLY = pytest.param("hunyuan_video1_5", marks=pytest.mark.slow)
 
 
 @pytest.fixture
@@ -44,7 +43,8 @@ def train(runs: Runs, family: str, *overrides: str) -> Path:
     return runs.newest("train")
 
 
-@pytest.mark.parametrize("family", ["ltx_video", SPLIT_ONLY])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["ltx_video", "hunyuan_video1_5"])
 def test_an_adapter_in_two_stages_as_in_one_and_in_diffusers(
     runs: Runs, videos: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:

@@ -224,7 +224,10 @@ def test_a_full_disk_at_the_last_save_costs_nothing_that_was_trained(
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-@pytest.mark.parametrize("file", ["config.yaml", "plan.txt", "data.png", "step-000002.png", "result.json"])
+@pytest.mark.parametrize(
+    "file",
+    ["result.json", *(pytest.param(n, marks=pytest.mark.slow) for n in ("config.yaml", "plan.txt", "data.png", "step-000002.png"))],
+)
 def test_a_disk_that_is_full_at_any_other_file_of_a_run_is_named_and_the_command_goes_on_later(
     runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:

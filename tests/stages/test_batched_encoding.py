@@ -100,7 +100,7 @@ def test_when_memory_does_not_suffice_it_goes_on_with_halves(runs: Runs, monkeyp
     assert "memory does not suffice for 4 rows at once" in (runs.newest("cache") / "flowrun.log").read_text()
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_row_that_is_too_large_alone_ends_the_stage_and_training_does_not_start(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], batch: int
 ) -> None:

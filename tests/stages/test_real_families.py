@@ -29,7 +29,7 @@ from tests.pipelines.families import CPU, FROM_TEXT, SIZE, each, encoded, make, 
 from tests.pipelines.oracles import ORACLES, Oracle
 from tests.stages.test_split_equals_whole import NoStore
 
-both = pytest.mark.parametrize("family", ["sd3", "flux"])
+both = pytest.mark.parametrize("family", [pytest.param("sd3", marks=pytest.mark.slow), "flux"])
 every, core = each(FROM_TEXT), each(FROM_TEXT, [family for family in FROM_TEXT if family not in ("sd3", "flux")])
 STEPS = 6
 FAST = (

@@ -61,7 +61,7 @@ def test_ctrl_c_saves_and_the_resumed_losses_are_those_of_an_unbroken_run(
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize("remainder", ["repeat", "drop"])
+@pytest.mark.parametrize("remainder", [pytest.param("repeat", marks=pytest.mark.slow), "drop"])
 def test_rows_that_fill_no_batch_are_the_same_after_a_stop(remainder: str, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """4 rows in batches of 3: two an epoch, of which one is filled, or one."""
     few = ("train.steps=6", "train.batch_size=3", f"train.remainder={remainder}", "resume=none", "task.caption_dropout=0.3")
@@ -72,7 +72,8 @@ def test_rows_that_fill_no_batch_are_the_same_after_a_stop(remainder: str, runs:
     assert losses(runs(*few[:3], *few[4:], f"resume={broken}")) == whole
 
 
-@pytest.mark.parametrize("variant", ["lokr", pytest.param("loha", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["lokr", "loha"])
 def test_products_go_on_bit_for_bit_from_any_checkpoint(runs: Runs, monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     settings = (*STEPS, f"adapter.variant={variant}", "adapter.dropout=0", "train.steps=8")
     whole = runs(*settings, "run_id=whole")
@@ -130,7 +131,9 @@ def test_another_rank_is_refused_in_one_line(
     assert "[8, " in error and "[4, " in error
 
 
-@pytest.mark.parametrize("change", ["optimizer=sgd", "optimizer.ema=0", "adapter.rank=4"])
+@pytest.mark.parametrize(
+    "change", ["optimizer=sgd", *(pytest.param(text, marks=pytest.mark.slow) for text in ("optimizer.ema=0", "adapter.rank=4"))]
+)
 def test_a_refused_resumption_leaves_the_run_as_it_was(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], change: str
 ) -> None:
@@ -180,6 +183,7 @@ def test_a_run_on_other_rows_is_another_run(runs: Runs, monkeypatch: pytest.Monk
     assert runs.newest("train").name == "second" and result(runs.newest("train"))["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_step_at_which_a_run_stopped_is_drawn_when_it_goes_on(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +206,8 @@ def test_a_run_that_another_process_holds_is_left_alone(runs: Runs, monkeypatch:
         assert runs(*STEPS, "run_id=other").name == "other"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_real_command_saves_and_exits_130(runs: Runs, number: int) -> None:
     command = [sys.executable, "-m", "flowrun", *SMALL, "train.steps=100000", "resume=none"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -28,7 +28,7 @@ class NoStore:
 
 
 @pytest.mark.parametrize("adapter", ["none", "lora"])
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_losses_are_equal_bit_for_bit(runs: Runs, monkeypatch: pytest.MonkeyPatch, adapter: str, batch: int) -> None:
     settings = (*COMMON, f"adapter={adapter}", f"train.batch_size={batch}")
     split = losses(runs("task=sft_split", *settings))
