@@ -218,6 +218,8 @@ def _looks(run: Run) -> Iterator[Looks | None]:
     it after a fault, into a folder that is there; the session does it when the run begins. A dry run writes nothing."""
     root = Path(run.cache.root).absolute()
     looks = None if obstacle(root) else Looks(root, run.cache.verify is not Verify.full)
+    if looks is not None and run.dry_run and not len(looks):
+        looks = None
     try:
         yield looks
     finally:

@@ -54,6 +54,10 @@ class Looks:
         with suppress(OSError):  # it went since: whoever reads it says so
             self._sizes.add(ticket.stamp, FACT.pack(*size, full), ticket.path, ticket.status, ticket.begun)
 
+    def __len__(self) -> int:
+        """Pictures that are known."""
+        return len(self._sizes)
+
     def save(self) -> None:
         """Raises Failure when the disk is full."""
         self._sizes.save()

@@ -41,6 +41,9 @@ class Segments:
                 stamps, facts = _cut(file.array("stamps"), KEY_BYTES), _cut(file.array(name), width)
                 self._known.update(zip(stamps, facts, strict=True))
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def find(self, stamp: bytes) -> bytes | None:
         return self._known.get(stamp)
 

@@ -36,18 +36,23 @@ class Sources:
     def hash_file(self, path: Path) -> bytes:
         """blake2b-128 of the file's content; of one that is not to be read, what no content has. Raises OSError."""
         name = os.path.abspath(path)
+        if not self.reading and not len(self._hashes):  # none is remembered
+            return self._not_read(digest("file", name))
         status = os.stat(name)
         key = stamp(name, status)
         found = self._hashes.find(key)
         if found is None and not self.reading:
-            self._unread.add(int.from_bytes(key[:7]))
-            return digest("not read", key)
+            return self._not_read(key)
         if found is None:
             begun = time.time_ns()
             found = _content(name, status.st_size)
             self.read += 1
             self._hashes.add(key, found, name, status, begun)
         return found
+
+    def _not_read(self, key: bytes) -> bytes:
+        self._unread.add(int.from_bytes(key[:7]))
+        return digest("not read", key)
 
     @property
     def unread(self) -> int:

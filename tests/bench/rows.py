@@ -67,6 +67,6 @@ def _unchanged(folder: Path) -> list[Figure]:
     more, networks = longer - shorter, command(folder, *many).networks
     return [
         Figure(f"a run over {UNCHANGED:,} rows that are all cached, beyond its start-up", f"{more:.2f} s (start-up {shorter:.2f} s)",
-               "< 1 s", more < 1, "opening each picture's header, hashing keys, writing the manifest"),
+               "< 1 s", more < 1, "reading captions, asking for each file's state, hashing keys, writing the manifest"),
         Figure("modules of text encoders that it makes", str(len(networks)), "none", not networks),
     ]  # fmt: skip
