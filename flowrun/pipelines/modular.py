@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
-from typing import Any, ClassVar
+from functools import cache, lru_cache
+from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from diffusers.modular_pipelines.modular_pipeline import BlockState, SequentialPipelineBlocks
@@ -58,6 +59,7 @@ class AnyBlocks(DiffusersPipeline):
 
     def __init__(self, config: Any, seed: int) -> None:
         self.data = config.data.value
+        self._scales: WeakKeyDictionary[nn.Module, tuple[Tensor, Tensor]] = WeakKeyDictionary()  # of each VAE that was asked
         super().__init__(config, seed)
 
     def make_workflow(self) -> SequentialPipelineBlocks:
@@ -67,8 +69,10 @@ class AnyBlocks(DiffusersPipeline):
         return workflow
 
     def make_modular(self, workflow: SequentialPipelineBlocks) -> Modular:
+        self._outline = cache(self.weights.outline)  # a large one takes a while
+
         def outline(name: str, config: Mapping[str, Any]) -> Outline:
-            return Outline(name, config, self.weights.outline(name))
+            return Outline(name, config, self._outline(name))
 
         return Modular(workflow, self.configs, self.weights.part, self.denoiser, self.settings(), self.rewrites, outline)
 
@@ -83,7 +87,7 @@ class AnyBlocks(DiffusersPipeline):
         known = {i.name for i in self.modular.blocks.inputs}
         if wrong := sorted(set(self.config.settings) - known):
             raise ConfigError(f"model.settings.{wrong[0]}", "is no input of the blocks", f"they read {', '.join(sorted(known))}")
-        self._vae_outline = self.weights.outline("vae")
+        self._vae_outline = self._outline("vae")
         self._volumes = any(isinstance(module, nn.Conv3d) for module in self._vae_outline.modules())
         told = self.modular.told()
         made = [name for unit in self.modular.units(self.inputs) for name in unit.output_params]
@@ -127,17 +131,19 @@ class AnyBlocks(DiffusersPipeline):
         return {name: value.to(dtype) if value.is_floating_point() else value for name, value in conditions.items()}
 
     def pack(self, latents: Tensor) -> Tensor:
-        places, packed = self._places(tuple(latents.shape[1:]))
-        return latents if places is None else latents.flatten(1)[:, places.argsort().to(latents.device)].unflatten(1, packed)
+        found = self._places(tuple(latents.shape[1:]))
+        return latents if found is None else latents.flatten(1)[:, found.back.to(latents.device)].unflatten(1, found.packed)
 
     def unpack(self, packed: Tensor, like: Tensor) -> Tensor:
-        places, _ = self._places(tuple(like.shape[1:]))
-        return packed if places is None else packed.flatten(1)[:, places.to(packed.device)].unflatten(1, like.shape[1:])
+        found = self._places(tuple(like.shape[1:]))
+        return packed if found is None else packed.flatten(1)[:, found.there.to(packed.device)].unflatten(1, like.shape[1:])
 
     def moments_as_latents(self, vae: nn.Module, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """As `moments`, already as the network takes them, in fp32."""
         mean, std = map(wide, posterior(vae, self._seen(pixels)))
-        scale, shift = self._statistics(vae)
+        if vae not in self._scales:
+            self._scales[vae] = self._statistics(vae)
+        scale, shift = self._scales[vae]
         mean, std = (mean - shift) / scale, std / scale
         return (mean[:, :, 0], std[:, :, 0]) if self._flat else (mean, std)
 
@@ -189,17 +195,17 @@ class AnyBlocks(DiffusersPipeline):
             raise ConfigError("data", f"the VAE cannot {what} {'x'.join(map(str, shape))}: {error}", "choose another size") from error
 
     @lru_cache(maxsize=256)  # noqa: B019
-    def _places(self, latents: Shape) -> tuple[Tensor | None, Shape]:
-        """For each place of the latents, in order, its place in what the network takes, and the shape of that; None: the same."""
+    def _places(self, latents: Shape) -> _Places | None:
+        """None: the network takes latents as they are."""
         given = self._sizes(self.pixel_shape(latents))
         packed = self.modular.blank({**given, "dtype": torch.float32}).shape[1:]
         if packed == torch.Size(latents):
-            return None, tuple(packed)
+            return None
         numbers = torch.arange(packed.numel(), dtype=torch.float64).reshape(1, *packed)
         places = self.modular.unpacked(numbers, given).flatten().long()
         if not torch.equal(places.sort().values, numbers.flatten().long()):
             raise ConfigError(KEY, "unpacks latents by more than moving them", "such a family needs a file of its own")
-        return places, tuple(packed)
+        return _Places(places, places.argsort(), tuple(packed))
 
     def _statistics(self, vae: nn.Module) -> tuple[Tensor, Tensor]:
         """scale a and shift b of each channel, [C, 1, ...]: what the decoding steps give the VAE is a z + b. Raises ConfigError."""
@@ -225,6 +231,14 @@ class AnyBlocks(DiffusersPipeline):
         except _Heard as heard:
             return wide(heard.latents)
         raise ConfigError(KEY, "has no step that gives latents to vae.decode", "such a family needs a file of its own")
+
+
+class _Places(NamedTuple):
+    """there: of each place of the latents, in order, its place in what the network takes; back: the inverse. packed: that shape."""
+
+    there: Tensor
+    back: Tensor
+    packed: Shape
 
 
 class _Heard(Exception):

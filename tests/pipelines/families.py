@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from flowrun.compose import compose
 from flowrun.config import Model
+from flowrun.flow.path import mix
 from flowrun.graph import Draws, Executor, State, UnitGraph
 from flowrun.pipelines._diffusers import DiffusersPipeline
 from flowrun.registry import PIPELINES
@@ -90,6 +91,25 @@ def run_unit(pipeline: DiffusersPipeline, name: str, draws: Draws, **inputs: Any
     state = State(shared=dict(inputs))
     Executor(units, pipeline.models).run_unit(place, state, draws)
     return state.shared
+
+
+def learn(pipeline: DiffusersPipeline, batch: dict[str, torch.Tensor], shape: tuple[int, ...]) -> None:
+    """Train the denoiser on one row, one noise and one level until its loss has fallen by ten times; fails when it does not."""
+    pipeline.load((pipeline.denoiser,), CPU, torch.float32)
+    network = pipeline.models[pipeline.denoiser].requires_grad_(True)
+    clean, noise = (normal(1, *pipeline.latent_shape(shape), seed=seed) for seed in (1, 2))
+    sigma = torch.tensor([0.6])
+    x = mix(clean, noise, sigma)
+    optimizer, curve = torch.optim.AdamW(network.parameters(), lr=1e-2), []
+    for _ in range(150):
+        loss = (pipeline.velocity(pipeline.begin(batch, sigma, noise), x, sigma) - (noise - clean)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        curve.append(loss.item())
+        if curve[-1] < curve[0] / 10:
+            return
+    pytest.fail(f"from {curve[0]} to {curve[-1]}")
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

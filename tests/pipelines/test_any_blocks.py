@@ -28,11 +28,10 @@ from torch import Tensor
 from flowrun.adapters import Config, Kind, attach
 from flowrun.cache.code import code_identity
 from flowrun.config import ConfigError
-from flowrun.flow.path import mix
 from flowrun.graph import Draws, Executor, State
 from flowrun.pipelines._diffusers import DiffusersPipeline
 from flowrun.sampling import denoise
-from tests.pipelines.families import CPU, PROMPTS, assembled, encoded, loaded, make, normal, picture, run_unit
+from tests.pipelines.families import CPU, PROMPTS, assembled, encoded, learn, loaded, make, normal, picture, run_unit
 from tests.pipelines.video_oracles import clip
 
 HUNYUAN = "hunyuan_video1_5"
@@ -135,22 +134,7 @@ def test_a_known_family_is_the_same_without_its_file(family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["ltx_video", HUNYUAN])
 def test_one_video_with_one_noise_and_one_level_is_learned(family: str) -> None:
-    pipeline = make(family)
-    pipeline.load((pipeline.denoiser,), CPU, torch.float32)
-    network = pipeline.models[pipeline.denoiser].requires_grad_(True)
-    clean, noise = (normal(1, *pipeline.latent_shape(SHAPE), seed=seed) for seed in (1, 2))
-    sigma = torch.tensor([0.6])
-    batch, x = encoded(loaded(family), PROMPTS[:1]), mix(clean, noise, sigma)
-    optimizer, curve = torch.optim.AdamW(network.parameters(), lr=1e-2), []
-    for _ in range(150):
-        loss = (pipeline.velocity(pipeline.begin(batch, sigma, noise), x, sigma) - (noise - clean)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        curve.append(loss.item())
-        if curve[-1] < curve[0] / 10:
-            return
-    pytest.fail(f"from {curve[0]} to {curve[-1]}")
+    learn(make(family), encoded(loaded(family), PROMPTS[:1]), SHAPE)
 
 
 @videos

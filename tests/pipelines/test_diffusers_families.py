@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from flowrun.adapters import Config, Kind, attach
 from flowrun.config import ConfigError
 from flowrun.data._picture import from_tensor
-from flowrun.flow.path import mix
 from flowrun.graph import Draws, Executor, State
 from flowrun.sampling import denoise
 from tests.pipelines.families import (
@@ -26,6 +25,7 @@ from tests.pipelines.families import (
     SIZE,
     each,
     encoded,
+    learn,
     loaded,
     make,
     normal,
@@ -192,22 +192,7 @@ def test_a_constant_velocity_leads_from_the_noise_to_the_clean_latents(family: s
 
 @each(FAMILIES, [family for family in FAMILIES if family not in ("flux", "qwen_image")])
 def test_one_picture_with_one_noise_and_one_level_is_learned(family: str) -> None:
-    pipeline = make(family)
-    pipeline.load((pipeline.denoiser,), torch.device("cpu"), torch.float32)
-    network = pipeline.models[pipeline.denoiser].requires_grad_(True)
-    clean, noise = (normal(1, *pipeline.latent_shape(SIZE), seed=seed) for seed in (1, 2))
-    sigma = torch.tensor([0.6])
-    batch, x = encoded(loaded(family), PROMPTS[:1]), mix(clean, noise, sigma)
-    optimizer, curve = torch.optim.AdamW(network.parameters(), lr=1e-2), []
-    for _ in range(150):
-        loss = (pipeline.velocity(pipeline.begin(batch, sigma, noise), x, sigma) - (noise - clean)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        curve.append(loss.item())
-        if curve[-1] < curve[0] / 10:
-            return
-    pytest.fail(f"from {curve[0]} to {curve[-1]}")
+    learn(make(family), encoded(loaded(family), PROMPTS[:1]), SIZE)
 
 
 @every
