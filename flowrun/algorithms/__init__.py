@@ -26,6 +26,17 @@ class Paradigm(Enum):
     distillation = "distillation"
 
 
+class Rereads(Enum):
+    """What a loss takes from the sampling that made its data, from least to most: nothing at all; the latents it ended with;
+    states on the way; pairs of states, compared with the step between them run again; the log-probabilities of its steps."""
+
+    nothing = "nothing"
+    final_latent = "final_latent"
+    states = "states"
+    transitions = "transitions"
+    log_probs = "log_probs"
+
+
 @dataclass
 class StepOut:
     """loss: 0-d, fp32, the mean of `per_row`. per_row: [B], fp32, detached. metrics: name -> 0-d row mean, detached."""
@@ -40,6 +51,8 @@ class Algorithm(ABC):
     needs more than clean latents."""
 
     paradigm: ClassVar[Paradigm]
+    rereads: ClassVar[Rereads] = Rereads.nothing
+    rescores: ClassVar[bool] = False  # whether old log-probabilities are computed once more, by the exact path of training
 
     @dataclass(kw_only=True, slots=True)
     class Config:
