@@ -1,7 +1,7 @@
 """The typed run: what every section of the configuration may hold, and the errors a user can cause. No torch.
 
 Sections that plug-ins fill (`model`, `data`, `task`, `adapter`, `tracker`, both acceleration slots) are open here and
-are checked against the plug-in's own `Config` by `flowrun.registry`.
+are checked against the plug-in's own `Config` by `flowrun.registry`; `rollout` is checked against flowrun/rollout_settings.py.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Lost(Failure):
 class Stage(Enum):
     cache = "cache"
     train = "train"
+    rollout = "rollout"
 
 
 class Precision(Enum):
@@ -257,13 +258,14 @@ class Run:
     memory: Memory
     cache: CacheSettings
     sample: Sample
+    rollout: Any = None
     tracker: Any = None
     acceleration: Acceleration = field(default_factory=Acceleration)
 
     def __post_init__(self) -> None:
         _at_least("processes", self.processes, 1)
         one_name("run_id", self.run_id)
-        for name in ("model", "data", "task", "adapter"):
+        for name in ("model", "data", "task", "adapter", "rollout"):
             if not isinstance(getattr(self, name), dict):
                 fix = f"choose an option, {name}=NAME; --help lists them"
                 raise ConfigError(name, f"is {getattr(self, name)}", fix)

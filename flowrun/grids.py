@@ -25,6 +25,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from flowrun.data._picture import from_tensor
+from flowrun.disk import saving
 from flowrun.files import write_atomic
 from flowrun.sampling import Picture
 from flowrun.sound import Wave
@@ -46,10 +47,8 @@ def save(folder: Path, step: int, pictures: Sequence[Picture]) -> Path:
     images = [to_image(film_strip(picture.image)) for picture in pictures]
     several = len({picture.seed for picture in pictures}) > 1
     captions = [f"{picture.prompt} ({picture.seed})" if several else picture.prompt for picture in pictures]
-    png = io.BytesIO()
     columns = COLUMNS // STRIP if any(_is_video(picture) for picture in pictures) else COLUMNS
     sheet = grid([_beside(picture, image) for picture, image in zip(pictures, images, strict=True)], captions, columns)
-    sheet.save(png, format="PNG")
     part = folder / f".{name}.{os.getpid()}.part"
     part.mkdir(parents=True)
     try:
@@ -58,7 +57,20 @@ def save(folder: Path, step: int, pictures: Sequence[Picture]) -> Path:
         os.replace(part, folder / name)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return write_atomic(path(folder, step), png.getvalue())
+    return _write(path(folder, step), sheet)
+
+
+def save_sheet(path: Path, images: Sequence[Image.Image], captions: Sequence[str]) -> Path:
+    """A grid alone. Raises Failure when the disk is full."""
+    with saving(path.parent, path.name):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _write(path, grid(images, captions))
+
+
+def _write(path: Path, sheet: Image.Image) -> Path:
+    png = io.BytesIO()
+    sheet.save(png, format="PNG")
+    return write_atomic(path, png.getvalue())
 
 
 def path(folder: Path, step: int) -> Path:

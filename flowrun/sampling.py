@@ -18,6 +18,7 @@ from flowrun.feature_cache import FeatureCache
 from flowrun.feed import collate
 from flowrun.flow.step import solve
 from flowrun.graph import seed_of
+from flowrun.guided import Guided
 from flowrun.pipelines import Pipeline, Shape
 from flowrun.sound import Wave
 
@@ -81,27 +82,16 @@ def denoise(pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapp
     conditions, negative: name -> [B, ...]; negative is used unless guidance is 1, in one call of 2 B rows with the
     conditions, or in one of its own where a feature cache wants that. progress is called after each velocity. No
     gradients; the networks are in evaluation mode meanwhile."""
-    guided, networks = guidance != 1, [pipeline.models[name] for name in pipeline.denoisers]
-    if guided and negative is None:
-        raise ValueError(f"guidance {guidance} needs negative conditions")
-    cache, sigmas = FeatureCache(*networks), sigmas.to(noise.device)
-    branches = {"uncond": negative, "cond": conditions} if guided else {"cond": conditions}
-    if not cache.per_branch:
-        branches = {"_".join(branches): pipeline.joined(*branches.values())}  # [2 B, ...] if guided
-    copies = (1 + guided) // len(branches)  # of x in each call
+    networks, sigmas = [pipeline.models[name] for name in pipeline.denoisers], sigmas.to(noise.device)
 
     def velocity(x: Tensor, sigma: Tensor) -> Tensor:
-        rows, found = torch.cat([x] * copies), []  # [B or 2 B, C, (f,) h, w]
-        for name in branches:
-            with cache.branch(name):
-                found.append(pipeline.velocity(prepared[name], rows, sigma.expand(len(rows))))
-        v = torch.cat(found)
+        v = guided(x, sigma)
         if progress is not None:
             progress()
-        return pipeline.guide(*v.chunk(2), pipeline.guidance_at(sigma, guidance)) if guided else v  # [B, C, (f,) h, w]
+        return v
 
-    with torch.no_grad(), evaluating(*networks), cache.walk():
-        prepared = {name: pipeline.begin(given, sigmas[:-1], torch.cat([noise] * copies)) for name, given in branches.items()}
+    with torch.no_grad(), evaluating(*networks), FeatureCache(*networks).walk():
+        guided = Guided(pipeline, conditions, negative, noise, sigmas[:-1], guidance)
         return solve(velocity, pipeline.start(noise, sigmas), sigmas)
 
 

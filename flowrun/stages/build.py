@@ -19,7 +19,8 @@ from flowrun.graph import Executor
 from flowrun.prompts import Asked, encode
 from flowrun.stages.preview import Preview
 from flowrun.stages.train import Training
-from flowrun.stages.trainer import Trainer, wrapped
+from flowrun.stages.trainer import Trainer
+from flowrun.stages.updates import Updates, wrapped
 from flowrun.tracking import Tracked, Trackers
 
 if TYPE_CHECKING:
@@ -51,14 +52,16 @@ def build_training(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
         run.seed,
         dist.device,
     )
-    trainer = Trainer(run, pipeline, assembly.algorithm, feed, assembly.batches, dist, assembly.steps, assembly.end)
+    updates = Updates(run, pipeline, assembly.algorithm, dist, assembly.steps)
+    trainer = Trainer(run, pipeline, assembly.algorithm, feed, assembly.batches, dist, updates, assembly.end)
     checkpoints = Checkpoints((resume_from or folder) / "checkpoints", run.train.keep)
     start = _resume(trainer, checkpoints) if resume_from else 0
     trackers = Trackers(assembly.trackers, _tracked(assembly, folder, start)) if dist.is_main else None
     preview = Preview(run.sample, pipeline, _asked(assembly, executor(assembly.prompt_split.units)), folder / "samples")
     return Training(
-        trainer, preview, checkpoints, trackers, folder, assembly.task.trainable_models, assembly.adapter, start
-    )
+        trainer=trainer, updates=updates, preview=preview, checkpoints=checkpoints, trackers=trackers, folder=folder,
+        trainable=assembly.task.trainable_models, adapter=assembly.adapter, start=start,
+    )  # fmt: skip
 
 
 def _load(assembly: Assembly, dist: Dist) -> None:

@@ -13,7 +13,7 @@ from flowrun.disk import saving
 from flowrun.pipelines import Pipeline
 from flowrun.prompts import Asked
 from flowrun.sampling import Picture, pictures
-from flowrun.stages.trainer import Trainer
+from flowrun.stages.updates import Updates
 
 log = logging.getLogger(__name__)
 
@@ -27,17 +27,23 @@ class Preview:
     asked: Callable[[], Sequence[Asked]]
     folder: Path
 
+    @property
+    def wanted(self) -> bool:
+        return bool(self.sample.prompts or self.sample.rows)
+
     def due(self, step: int, last: int) -> bool:
-        return bool(self.sample.prompts or self.sample.rows) and (step % self.sample.every == 0 or step == last)
+        return self.wanted and (step % self.sample.every == 0 or step == last)
 
     def path(self, step: int) -> Path:
         """The grid of `step`."""
         return grids.path(self.folder, step)
 
-    def save(self, trainer: Trainer, step: int) -> Path:
-        """Draw the grid of `step`; returns its path. Raises Failure when the disk is full."""
-        with trainer.weights_applied(), trainer.dist.autocast():
-            drawn = [picture for asked in self.asked() for picture in self._draw(asked)]
+    def draw(self, updates: Updates) -> list[Picture]:
+        with updates.averaged(), updates.dist.autocast():
+            return [picture for asked in self.asked() for picture in self._draw(asked)]
+
+    def save(self, step: int, drawn: Sequence[Picture]) -> Path:
+        """The grid of `step`; returns its path. Raises Failure when the disk is full."""
         with saving(self.folder, f"samples of step {step}"):
             path = grids.save(self.folder, step, drawn)
         log.info("samples of step %d: %s", step, path)

@@ -10,52 +10,25 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from flowrun import adapters
-from flowrun.checkpoint import Checkpoints
 from flowrun.config import Stopped
 from flowrun.progress import Progress, peak_memory_gb
-from flowrun.stages.preview import Preview
 from flowrun.stages.trainer import Trainer
+from flowrun.stages.work import Work
 from flowrun.stop import Stop, how_to_go_on
-from flowrun.tracking import Trackers
 
 log = logging.getLogger(__name__)
 
 RECENT = 50  # last steps whose mean loss is the run's result
 
 
-@dataclass
-class Training:
-    """A trainer and where its results go. trackers: None on processes other than the first."""
-
+@dataclass(kw_only=True)
+class Training(Work):
     trainer: Trainer
-    preview: Preview
-    checkpoints: Checkpoints
-    trackers: Trackers | None
-    folder: Path
-    trainable: list[str]
-    adapter: adapters.Config
-    start: int
 
-    def run(self) -> dict[str, Any]:
-        """The updates from `start` to the end. Returns the figures for result.json.
-
-        Raises Stopped, after saving, when asked to stop; Failure on a loss that is not finite."""
-        failed = True
-        try:
-            result = self._run(self.trainer, self.start)
-            if self.trackers:
-                self.trackers.summary(result)
-            failed = False
-            return result
-        finally:
-            if self.trackers:
-                self.trackers.close(failed)
-
-    def _run(self, trainer: Trainer, start: int) -> dict[str, Any]:
+    def work(self) -> dict[str, Any]:
+        trainer, start = self.trainer, self.start
         began, recent = time.monotonic(), deque(maxlen=RECENT)
         if not self.preview.path(start).exists():  # a run that was stopped or killed may lack its last one
             self._picture(start)
@@ -64,7 +37,7 @@ class Training:
                 recent.append(self._step(step, bar)["loss"])
                 done, stopping = step + 1, trainer.dist.any(stop.asked)
                 if stopping or done % trainer.run.train.checkpoint_every == 0 or done == trainer.steps:
-                    self._checkpoint(done)
+                    self.checkpoint(done, *trainer.state(done))
                 if stopping and done < trainer.steps:
                     raise Stopped(
                         f"stopped after step {done} of {trainer.steps}, which is saved; {how_to_go_on()}"
@@ -79,7 +52,7 @@ class Training:
             "seconds": seconds,
             "s_per_step": seconds / max(1, trainer.steps - start),
             "memory_gb": peak_memory_gb(),
-            "weights": self._save(),
+            "weights": self.save(),
         }
 
     def _step(self, step: int, bar: Progress) -> dict[str, float]:
@@ -94,20 +67,4 @@ class Training:
 
     def _picture(self, step: int) -> None:
         if self.trackers and self.preview.due(step, self.trainer.steps):
-            self.trackers.pictures(step, self.preview.save(self.trainer, step))
-
-    def _checkpoint(self, step: int) -> None:
-        self.trainer.dist.on_main(lambda: self.checkpoints.save(step, *self.trainer.state(step)))
-        self.trainer.saved = step
-
-    def _save(self) -> list[str]:
-        """The result, averaged weights if there are any, as plain diffusers reads it."""
-        if not self.trackers:
-            return []
-        with self.trainer.weights_applied():
-            saved = adapters.save_trained(
-                self.folder / "model", self.trainer.pipeline.models, self.trainable, self.adapter,
-                self.trainer.pipeline.adapter_names,
-            )
-        log.info("trained weights: %s", ", ".join(map(str, saved)))
-        return [str(path) for path in saved]
+            self.trackers.pictures(step, self.preview.save(step, self.preview.draw(self.updates)))

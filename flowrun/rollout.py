@@ -1,0 +1,104 @@
+"""A rollout: pictures sampled to be learned from, and of their walks what the algorithm reads again.
+
+Legend: B pictures of a chunk, C (f) h w latent channels, frames, height and width, T solver steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from flowrun.flow.policy import log_prob, transition
+from flowrun.flow.step import euler
+from flowrun.graph import seed_of
+from flowrun.rollout_settings import Sampler
+
+Velocity = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One picture to sample. group: the prompt's place in the epoch. row: its number among the data's rows. copy: of the group."""
+
+    group: int
+    row: int
+    copy: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walked:
+    """What is kept of B walks. sigmas: [T + 1]. steps: those that injected noise, rising. states: step -> x before it, and of
+    the step after it; log_probs: step -> [B]. noise, clean: where the walks began and ended, [B, C, (f,) h, w]."""
+
+    sigmas: Tensor
+    steps: tuple[int, ...]
+    noise: Tensor
+    clean: Tensor
+    states: Mapping[int, Tensor] = field(default_factory=dict)
+    log_probs: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def take(self, places: Sequence[int]) -> Walked:
+        """Of some of the walks, in this order."""
+        picked = torch.tensor(places, device=self.clean.device)
+        return Walked(
+            sigmas=self.sigmas,
+            steps=self.steps,
+            noise=self.noise[picked],
+            clean=self.clean[picked],
+            states={step: x[picked] for step, x in self.states.items()},
+            log_probs={step: value[picked] for step, value in self.log_probs.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Random numbers of each picture by what they are for: nothing depends on who samples it, or beside which others."""
+
+    seed: int
+    epoch: int
+    rows: Sequence[str]  # ids, one per picture
+    copies: Sequence[int]
+
+    def generators(self, purpose: str, step: int = 0) -> list[torch.Generator]:
+        return [
+            torch.Generator().manual_seed(seed_of(self.seed, purpose, self.epoch, row, copy, step))
+            for row, copy in zip(self.rows, self.copies, strict=True)
+        ]
+
+    def normal(self, like: Tensor, step: int) -> Tensor:
+        """What step number `step` injects, drawn on the CPU: the same on every device. The shape of `like`, [B, ...], fp32."""
+        drawn = [torch.randn(like.shape[1:], generator=generator) for generator in self.generators("step", step)]
+        return torch.stack(drawn).to(like.device)
+
+
+def walk(velocity: Velocity, x: Tensor, sigmas: Tensor, sampler: Sampler, noisy: Sequence[int], keys: Keys,
+         dtype: torch.dtype, keep: bool) -> Walked:  # fmt: skip
+    """From x [B, C, (f,) h, w] at sigmas[0] down to the last level: Euler's steps, and at the steps `noisy` the sampler's dynamics.
+
+    dtype: states at the ends of noisy steps are rounded to it, so that what is stored is what was walked. keep: whether these
+    states and their log-probabilities are. Call it without gradients."""
+    noise, states, log_probs, second = x, {}, {}, sigmas[1]
+    for step, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
+        if step in noisy:
+            x = _rounded(x, dtype)
+        v = velocity(x, sigma)
+        if step not in noisy:
+            x = euler(x, v, sigma, sigma_next)
+            continue
+        taken = transition(sampler.dynamics, sampler.eta, x, v, sigma, sigma_next, second)
+        after = _rounded(taken.mean + taken.std * keys.normal(x, step), dtype)
+        if keep:
+            states |= {step: x.to(dtype), step + 1: after.to(dtype)}
+            log_probs[step] = log_prob(after, taken, sampler.log_prob)  # [B]
+        x = after
+    return Walked(sigmas=sigmas, steps=tuple(noisy), noise=noise, clean=x, states=states, log_probs=log_probs)
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if dtype is torch.float32 else x.to(dtype).to(x.dtype)
+
+
