@@ -1,6 +1,6 @@
 """The typed run: what every section of the configuration may hold, and the errors a user can cause. No torch.
 
-Sections that plug-ins fill (`model`, `data`, `task`, `adapter`, `tracker`, both acceleration slots) are open here and
+Sections that plug-ins fill (`model`, `data`, `task`, `adapter`, `reward`, `tracker`, both acceleration slots) are open here and
 are checked against the plug-in's own `Config` by `flowrun.registry`; `rollout` is checked against flowrun/rollout_settings.py.
 """
 
@@ -259,6 +259,7 @@ class Run:
     cache: CacheSettings
     sample: Sample
     rollout: Any = None
+    reward: Any = None
     tracker: Any = None
     acceleration: Acceleration = field(default_factory=Acceleration)
 

@@ -40,25 +40,41 @@ class Score:
     missed: tuple[tuple[str, str], ...]  # (prompt, caption of the nearest picture)
 
 
+@dataclass(frozen=True)
+class Match:
+    """hit: the nearest picture, whose caption is `nearest`, is of the sample's own caption. mse: distance to the (nearest) own one."""
+
+    hit: bool
+    mse: float
+    nearest: str
+
+
+def matches(samples: Tensor, prompts: Sequence[str], pictures: Tensor, captions: Sequence[str]) -> list[Match | None]:
+    """For each sample, None when its prompt is no caption. Arguments as for `score`."""
+    found: list[Match | None] = []
+    for sample, prompt in zip(samples, prompts, strict=True):
+        row = (pictures - sample).square().flatten(1).mean(1)                        # [M]
+        own = torch.tensor([caption == prompt for caption in captions])              # [M]
+        mse = float(row[own].min()) if own.any() else None
+        found.append(mse if mse is None else Match(mse <= float(row.min()), mse, captions[int(row.argmin())]))
+    return found
+
+
 def score(samples: Tensor, prompts: Sequence[str], pictures: Tensor, captions: Sequence[str]) -> Score:
     """samples: [N, 3, H, W] with N prompts; pictures: [M, 3, H, W] with M captions; floats in [-1, 1].
 
     Raises ValueError when no prompt is a caption."""
-    distance = torch.stack([(pictures - sample).square().flatten(1).mean(1) for sample in samples])  # [N, M]
-    known, errors, missed = set(captions), [], []
-    for row, prompt in zip(distance, prompts, strict=True):
-        if prompt not in known:
-            continue
-        own = torch.tensor([caption == prompt for caption in captions])  # [M]
-        errors.append(float(row[own].min()))
-        if errors[-1] > float(row.min()):
-            missed.append((prompt, captions[int(row.argmin())]))
-    if not errors:
+    found = list(zip(prompts, matches(samples, prompts, pictures, captions), strict=True))
+    known = [(prompt, match) for prompt, match in found if match is not None]
+    if not known:
         raise ValueError("no prompt is a caption of the data")
-    unknown = tuple(prompt for prompt in prompts if prompt not in known)
-    count = len(errors)
+    missed = tuple((prompt, match.nearest) for prompt, match in known if not match.hit)
     return Score(
-        accuracy=1 - len(missed) / count, mse=sum(errors) / count, counted=count, unknown=unknown, missed=tuple(missed)
+        accuracy=1 - len(missed) / len(known),
+        mse=sum(match.mse for _, match in known) / len(known),
+        counted=len(known),
+        unknown=tuple(prompt for prompt, match in found if match is None),
+        missed=missed,
     )
 
 

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from flowrun.config import ConfigError
 from flowrun.wording import refuse_removed
 
-LISTS = ("acceleration/rollout", "acceleration/shared", "tracker")  # groups that take several options, as a list
+LISTS = ("acceleration/rollout", "acceleration/shared", "reward", "tracker")  # groups that take several options, as a list
 PAIRS = {"[": "]", "{": "}", "(": ")"}
 
 

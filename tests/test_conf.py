@@ -12,7 +12,8 @@ import yaml
 from flowrun import adapters, overrides
 from flowrun.compose import CONF, compose, option_names
 from flowrun.config import CacheSettings, Model, Optimizer, Run, Sample, Task, Train
-from flowrun.registry import ALGORITHMS, PIPELINES, SOURCES, SPLITTERS
+from flowrun.registry import ALGORITHMS, PIPELINES, REWARDS, SOURCES, SPLITTERS
+from flowrun.rewards import Common
 from flowrun.tracking import TRACKERS
 
 OPTIONS = [(group, name) for group, names in option_names([CONF]).items() for name in names]
@@ -24,6 +25,7 @@ PLUG_INS = {  # of plug-ins: group -> (registry, the field that names the plug-i
     "model": (PIPELINES, "pipeline", Model),
     "data": (SOURCES, "source", None),
     "task": (ALGORITHMS, "algorithm", Task),
+    "reward": (REWARDS, "kind", Common),
 }
 FILES = sorted(CONF.rglob("*.yaml"))
 
@@ -40,7 +42,7 @@ def section(group, name):
     """The group's own section in the option's file, which may hold further ones when its package is global."""
     whole = content(group, name)
     is_global = (CONF / group / f"{name}.yaml").read_text().startswith("# @package _global_\n")
-    return whole[group] if is_global else whole
+    return whole[group] if is_global else whole[name] if group in overrides.LISTS else whole
 
 
 def lacking(schema, node, where=""):
@@ -60,7 +62,7 @@ def schemas():
         if group in SECTIONS:
             yield group, name, SECTIONS[group], section(group, name)
         if group == "tracker":
-            yield group, name, TRACKERS.find(name, "tracker").Config, content(group, name)[name]
+            yield group, name, TRACKERS.find(name, "tracker").Config, section(group, name)
         if group in PLUG_INS:
             registry, selector, beside = PLUG_INS[group]
             node = section(group, name)
@@ -92,8 +94,8 @@ def quick(group, name):
 def test_option_composes(group, name):
     run = composed(group, name)
     assert isinstance(run, Run)
-    if group == "tracker":
-        assert list(run.tracker) == [name]
+    if group in overrides.LISTS:
+        assert list(getattr(run, group)) == [name]
 
 
 @pytest.mark.parametrize(("group", "name", "schema", "node"), SCHEMAS, ids=[f"{g}-{n}" for g, n, *_ in SCHEMAS])
@@ -115,6 +117,7 @@ def test_plug_in_accepts_its_section(group):
     registry, selector, beside = PLUG_INS[group]
     for name in (n for g, n in OPTIONS if g == group):
         node = getattr(composed(group, name), group)
+        node = node[name] if group in overrides.LISTS else node
         registry.build(group, registry.find(node[selector], group), node, beside)
 
 
@@ -145,7 +148,7 @@ def test_config_lists_every_general_field():
     assert not lacking(Train, root["train"])
     assert not lacking(CacheSettings, root["cache"])
     assert not lacking(Sample, root["sample"])
-    chosen = {"model", "data", "task", "adapter", "optimizer", "tracker", "acceleration"}
+    chosen = {"model", "data", "task", "adapter", "optimizer", "reward", "tracker", "acceleration"}
     assert {f.name for f in fields(Run)} - chosen == set(root) - {"defaults", "hydra"}
 
 

@@ -17,10 +17,10 @@ LAYERS = (
     "graph",
     "cache",
     "modular",
-    "pipelines splitters data accelerators rewards",
-    "algorithms adapters frozen optim checkpoint sampling batches variants prompts remembered feed shelf library grids remembered",
+    "pipelines splitters data accelerators nearest rewards",
+    "algorithms adapters frozen optim checkpoint sampling scoring batches variants prompts remembered feed shelf library grids remembered",
     "stages",
-    "run checks plan explain contact rundir session nearest",
+    "run checks plan explain contact rundir session",
     "finished teacher distilled decoded families memory",
     "sweep cli __main__",
 )

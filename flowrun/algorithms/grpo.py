@@ -60,6 +60,11 @@ class Grpo(Online):
             raise ConfigError("rollout.sampler.dynamics", what, "choose flow_sde, dance_sde or cps")
 
     @property
+    def clip(self) -> float:
+        """How far the ratio may move to either side."""
+        return min(self.config.clip_low, self.config.clip_high)
+
+    @property
     def asks_reference(self) -> bool:
         return self.config.kl_weight > 0
 
