@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 from math import ceil
 from typing import TYPE_CHECKING
 
-from flowrun import frozen, rundir
+from flowrun import frozen, online, rundir
 from flowrun.adapters.config import Kind, Variant
 from flowrun.cache.pace import Work
-from flowrun.config import Remainder, Stage
+from flowrun.config import Remainder, Run, Stage
 from flowrun.plan import Plan, amount, columns, names, pixels, unit_table
 from flowrun.prompts import Prompts
 from flowrun.remembered import Remembered
@@ -33,6 +34,8 @@ def explain(assembly: Assembly) -> Plan:
     if assembly.pipeline.holdings:
         plan.add("memory", _memory(assembly))
     plan.add("cache", _cache(assembly))
+    if assembly.learned is not None:
+        plan.add("rollout", online.told(assembly.learned, run, assembly.algorithm))
     plan.add("train", _train(assembly))
     plan.add("samples", _samples(assembly))
     plan.add("results", [_place(assembly, stage) for stage in shown])
@@ -41,7 +44,7 @@ def explain(assembly: Assembly) -> Plan:
 
 def _place(assembly: Assembly, stage: Stage) -> str:
     """The stage's directory: the one that the run goes on with, or a new one."""
-    found = rundir.find(assembly.run, stage.value, assembly.data_stamp) if stage is Stage.train else None
+    found = rundir.find(assembly.run, stage.value, assembly.data_stamp) if stage is not Stage.cache else None
     if found is None:
         return str(rundir.place(assembly.run, stage.value))
     return f"{found}, goes on" + (" (resume=none starts anew)" if assembly.run.resume == "auto" else "")
@@ -59,6 +62,8 @@ def _data(assembly: Assembly) -> list[str]:
     lines += [f"skipped {row}: {why}" for row, why in source.skipped[:SHOWN]]
     if len(source.skipped) > SHOWN:
         lines.append(f"and {len(source.skipped) - SHOWN} more skipped")
+    if assembly.batches is None:
+        return lines + [f"{pixels(shape)}: {amount(count, 'row')}" for shape, count in Counter(row.shape for row in assembly.rows).items()]
     return lines + [_bucket(assembly, size, count) for size, count in assembly.batches.buckets.items()]
 
 
@@ -85,7 +90,7 @@ def _models(assembly: Assembly, encoding: bool) -> list[str]:
     for name in assembly.pipeline.components():
         loaded = [
             stage.value
-            for stage, names in ((Stage.cache, cache), (Stage.train, assembly.train_models))
+            for stage, names in ((Stage.cache, cache), (assembly.stages[-1], assembly.train_models))
             if name in names
         ]
         rows.append((name, assembly.pipeline.describe(name), f"loaded in: {', '.join(loaded) or 'no stage'}"))
@@ -128,16 +133,19 @@ def _train(assembly: Assembly) -> list[str]:
     run, batches = assembly.run, assembly.batches
     adapter = assembly.adapter
     how = f"{VARIANTS[adapter.variant]} rank {adapter.rank}" if adapter.kind is Kind.lora else "all weights"
-    rows = f"{run.train.batch_size} rows x {run.train.accumulate} accumulated x {run.processes} processes"
     least, greatest = assembly.pipeline.trained_range
     part = [] if (least, greatest) == (0.0, 1.0) else [f"noise levels from {least:.4g} to {greatest:.4g}, where it is asked"]
     return [
         f"{', '.join(assembly.trained)}: {how}, {run.precision.value}",
         *part,
         *(f"adapter on {line}" for line in assembly.carriers),
-        f"{amount(assembly.steps, 'step')} of {rows}, {batches.epoch_of(assembly.steps):.1f} epochs",
+        f"{amount(assembly.steps, 'step')}" + (f" of {_rows(run)}, {batches.epoch_of(assembly.steps):.1f} epochs" if batches else ""),
         f"{run.optimizer.name} lr {run.optimizer.lr:g}, {run.optimizer.schedule}, average of weights {run.optimizer.ema:g}",
     ]
+
+
+def _rows(run: Run) -> str:
+    return f"{run.train.batch_size} rows x {run.train.accumulate} accumulated x {run.processes} processes"
 
 
 def _samples(assembly: Assembly) -> list[str]:

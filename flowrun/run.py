@@ -14,6 +14,7 @@ import torch
 
 from flowrun import adapters, frozen, launch, rundir, tracking
 from flowrun.algorithms import Algorithm
+from flowrun.algorithms._online import Online
 from flowrun.batches import Batches
 from flowrun.cache.key import digest
 from flowrun.cache.looks import Looks
@@ -34,11 +35,12 @@ from flowrun.files import obstacle
 from flowrun.graph import Unit, UnitGraph
 from flowrun.library import Library
 from flowrun.machine import check_precision, check_processes
+from flowrun.online import Learned, learned, make_algorithm
 from flowrun.optim import check_optimizer
 from flowrun.pipelines import Pipeline
 from flowrun.plan import Plan
 from flowrun.prompts import Drawn, Edits, Prompts
-from flowrun.registry import ALGORITHMS, PIPELINES, SOURCES, checked, common
+from flowrun.registry import PIPELINES, SOURCES, checked, common
 from flowrun.remembered import Remembered, remember
 from flowrun.splitters import Split, split
 from flowrun.variants import Variants
@@ -55,6 +57,7 @@ class Assembly:
 
     split: of the units that the loss needs; prompt_split: of those among them that a prompt alone needs.
     cached_first: the cache stage reads every picture to its end.
+    learned: how it learns from rollouts; None: from data, in `batches`.
     stages: what this command does, in order. end: batches after which the epochs asked for are complete, else None."""
 
     run: Run
@@ -71,7 +74,8 @@ class Assembly:
     carriers: list[str]
     split: Split
     prompt_split: Split
-    batches: Batches
+    batches: Batches | None
+    learned: Learned | None
     stages: tuple[Stage, ...]
     steps: int
     end: int | None
@@ -119,13 +123,13 @@ class Assembly:
 
     @property
     def train_models(self) -> tuple[str, ...]:
-        """Components whose weights the train stage loads: for live units, for what is trained, for the loss and samples."""
+        """Components whose weights the train or rollout stage loads: for live units, for what is trained, for the loss and samples."""
         names = {
             *self.split.models_live,
             *self.prompt_split.models_live,
             *(name.split(".")[0] for name in self.trained),
             *self.algorithm.networks(self.pipeline),
-            *((*self.pipeline.decoders, *self.pipeline.denoisers) if self.prompts else ()),
+            *((*self.pipeline.decoders, *self.pipeline.denoisers) if self.prompts or self.learned else ()),
         }
         return tuple(sorted(names))
 
@@ -161,12 +165,14 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     source.read_before_training = run.dry_run or cached_first
     with _looks(run) as source.looks:
         source, rows = _rows(run, source, parts[0])
-    stages = (Stage.train,) if isinstance(source, Remembered) else _stages(run, task, parts[0])
+    online = isinstance(algorithm, Online)
+    stages = _stages(run, task, parts[0], online, isinstance(source, Remembered))
     for shape in {row.shape for row in rows}:
         pipeline.latent_shape(shape)
-    batches = make_batches(run, rows)
-    steps = run.train.steps or batches.steps(run.train.epochs)
-    end = None if run.train.epochs is None else batches.per_epoch * run.train.epochs
+    lessons = learned(run, algorithm, pipeline, source, rows, adapter)
+    batches = None if online else make_batches(run, rows)
+    steps = lessons.steps if online else run.train.steps or batches.steps(run.train.epochs)
+    end = None if online or run.train.epochs is None else batches.per_epoch * run.train.epochs
     drawn = _drawn(run, pipeline, parts[1], source, rows)
     prompts = drawn.rows()
     return Assembly(
@@ -184,12 +190,13 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
         carriers,
         *parts,
         batches,
+        lessons,
         stages,
         steps,
         end,
         cached_first,
-        [*fitting, *unsure, *unread, *check_batch(run, parts[0]), *check_optimizer(run.optimizer, steps),
-         *pipeline.long_texts([row.prompt for row in (*rows, *prompts)])],
+        [*(lessons.warnings if lessons else []), *fitting, *unsure, *unread, *check_batch(run, parts[0]),
+         *check_optimizer(run.optimizer, steps), *pipeline.long_texts([row.prompt for row in (*rows, *prompts)])],
     )
 
 
@@ -197,11 +204,6 @@ def make_pipeline(run: Run) -> Pipeline:
     model = common("model", Model, run.model)
     cls = PIPELINES.find(model.pipeline, "model.pipeline")
     return cls(PIPELINES.build("model", cls, run.model, beside=Model), run.seed)
-
-
-def make_algorithm(run: Run, task: Task) -> Algorithm:
-    cls = ALGORITHMS.find(task.algorithm, "task.algorithm")
-    return cls(ALGORITHMS.build("task", cls, run.task, beside=Task))
 
 
 def _source(run: Run) -> Source:
@@ -276,7 +278,11 @@ def _needed(units: Sequence[Unit], names: Sequence[str]) -> list[Unit]:
     return [unit for i, unit in enumerate(units) if i in asked]
 
 
-def _stages(run: Run, task: Task, parts: Split) -> tuple[Stage, ...]:
+def _stages(run: Run, task: Task, parts: Split, online: bool, remembered: bool) -> tuple[Stage, ...]:
+    own = Stage.rollout if online else Stage.train
+    if run.stage not in (None, Stage.cache, own):
+        how = "samples what it learns from" if online else "learns from data"
+        raise ConfigError("stage", f"is {run.stage.value}, but task={task.name} {how}", f"use stage={own.value}, or leave it out")
     if run.stage is Stage.cache and not parts.needed:
         what = (
             "trains from live units"
@@ -290,7 +296,7 @@ def _stages(run: Run, task: Task, parts: Split) -> tuple[Stage, ...]:
         )
     if run.stage is not None:
         return (run.stage,)
-    return (Stage.cache, Stage.train) if parts.needed else (Stage.train,)
+    return (Stage.cache, own) if parts.needed and not remembered else (own,)
 
 
 def execute(run: Run) -> None:

@@ -107,7 +107,10 @@ class Session:
         """One stage in a directory of its own. Raises UserError subclasses."""
         if assembly.source.looks is not None:
             self.dist.on_main(assembly.source.looks.save)
-        (self._cache if stage is Stage.cache else self._train)(assembly)
+        if stage is Stage.cache:
+            self._cache(assembly)
+        else:
+            self._learn(stage, assembly)
 
     def _cache(self, assembly: Assembly) -> None:
         from flowrun.stages.cache import fill
@@ -120,20 +123,21 @@ class Session:
         with self._open(Stage.cache, None, assembly) as folder:
             self._finish(folder, fill(assembly, work, self.dist))
 
-    def _train(self, assembly: Assembly) -> None:
-        from flowrun.stages.build import build_training
+    def _learn(self, stage: Stage, assembly: Assembly) -> None:
+        from flowrun.stages.build import build_learning, build_training
 
         if assembly.library is not None:
             self.dist.on_main(lambda: assembly.library.require(self._command(Stage.cache)))
             assembly.library.store.refresh()
-        resume_from = self.dist.on_main(lambda: self._resumed(assembly))
-        with self._open(Stage.train, resume_from, assembly) as folder:
+        resume_from = self.dist.on_main(lambda: self._resumed(stage, assembly))
+        with self._open(stage, resume_from, assembly) as folder:
             path = self.dist.share(folder.path if folder else None)
-            self._finish(folder, build_training(assembly, self.dist, path, resume_from).run())
+            build = build_training if stage is Stage.train else build_learning
+            self._finish(folder, build(assembly, self.dist, path, resume_from).run())
 
-    def _resumed(self, assembly: Assembly) -> Path | None:
+    def _resumed(self, stage: Stage, assembly: Assembly) -> Path | None:
         """The directory to go on with. Raises ConfigError for one in which nothing is left to do."""
-        found = rundir.find(self.run, Stage.train.value, assembly.data_stamp)
+        found = rundir.find(self.run, stage.value, assembly.data_stamp)
         done = rundir.read_result(found) if found is not None else {}
         if done.get("status") == "finished" and done.get("steps", 0) >= assembly.steps:
             what = f"{found} is finished after {done['steps']} steps, and {assembly.steps} are asked for"

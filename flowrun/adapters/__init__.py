@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from torch.nn import DataParallel, Module, Parameter
@@ -108,6 +109,13 @@ def attach(models: Mapping[str, Module], trainable: Sequence[str], config: Confi
     if narrow:
         log.warning("trained weights are %s: updates below one part in some hundreds are lost; train fp32 weights "
                     "(model.dtype=fp32) under precision=bf16 instead", ", ".join(narrow))
+
+
+def without(models: Mapping[str, Module]) -> AbstractContextManager[None]:
+    """Context in which the networks compute as if their adapters were not there."""
+    from flowrun.adapters import lora  # imports peft
+
+    return lora.without(models)
 
 
 def trained_parameters(models: Mapping[str, Module]) -> dict[str, Parameter]:

@@ -4,7 +4,8 @@ lost in bf16."""
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -63,6 +64,22 @@ def weights_of(model: Module) -> dict[str, Tensor]:
 def carriers(model: Module) -> dict[str, BaseTunerLayer]:
     """Layer -> what stands there with the adapter."""
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)}
+
+
+@contextmanager
+def without(models: Mapping[str, Module]) -> Iterator[None]:
+    """The networks compute without their adapters within the block; peft freezes these meanwhile, which is undone after it."""
+    layers = [layer for model in models.values() for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
+    open_before = [p for layer in layers for p in layer.parameters() if p.requires_grad]
+    try:
+        for layer in layers:
+            layer.enable_adapters(enabled=False)
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(enabled=True)
+        for parameter in open_before:
+            parameter.requires_grad_(True)
 
 
 def told(outlines: Mapping[str, Module], config: Config) -> list[str]:

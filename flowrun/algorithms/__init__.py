@@ -47,8 +47,8 @@ class StepOut:
 
 
 class Algorithm(ABC):
-    """Subclasses set `paradigm`, bring a nested `Config` and implement `loss`; also `reads` and `units` where the loss
-    needs more than clean latents."""
+    """Subclasses of `Supervised`, or of `Online` in _online.py, set `paradigm` and bring a nested `Config`; also `reads` and
+    `units` where the loss needs more than they say."""
 
     paradigm: ClassVar[Paradigm]
     rereads: ClassVar[Rereads] = Rereads.nothing
@@ -60,13 +60,6 @@ class Algorithm(ABC):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-
-    @abstractmethod
-    def loss(self, pipeline: Pipeline, batch: Mapping[str, Tensor], generator: torch.Generator) -> StepOut:
-        """Loss of one batch. `batch` holds [B, ...] tensors under the names that `reads` gives.
-
-        All randomness is drawn from `generator`, on the generator's own device, and moved: with a CPU generator a run
-        sees the same noise on every device, at the price of copying one latent per row."""
 
     def reads(self, pipeline: Pipeline) -> tuple[str, ...]:
         """Shared names that `loss` finds in its batch: written by units, or given by the data."""
@@ -87,3 +80,14 @@ class Algorithm(ABC):
     def choose(self, seed: int, row_id: str, epoch: int) -> int:
         """Index into `variants()` for one visit of one row: a function of its arguments alone."""
         return 0
+
+
+class Supervised(Algorithm):
+    """Learns from data: a batch of rows gives one loss."""
+
+    @abstractmethod
+    def loss(self, pipeline: Pipeline, batch: Mapping[str, Tensor], generator: torch.Generator) -> StepOut:
+        """Loss of one batch. `batch` holds [B, ...] tensors under the names that `reads` gives.
+
+        All randomness is drawn from `generator`, on the generator's own device, and moved: with a CPU generator a run
+        sees the same noise on every device, at the price of copying one latent per row."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flowrun.algorithms import Algorithm, Paradigm, StepOut
+from flowrun.algorithms import Paradigm, StepOut, Supervised
 from flowrun.algorithms._negative import negative_conditions, negative_of, negative_units
 from flowrun.config import ConfigError
 from flowrun.flow.path import wide
@@ -43,7 +43,7 @@ class Noise(Enum):
     per_epoch = "per_epoch"
 
 
-class Distill(Algorithm):
+class Distill(Supervised):
     paradigm = Paradigm.distillation
 
     @dataclass(kw_only=True, slots=True)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from flowrun.algorithms import Algorithm, Paradigm, StepOut
+from flowrun.algorithms import Paradigm, StepOut, Supervised
 from flowrun.config import ConfigError
 from flowrun.flow.density import Density, Weighting, draw, weight
 from flowrun.flow.path import mix, velocity_target, wide
@@ -34,7 +34,7 @@ MASK = "loss_mask"  # what a picture's mask is beside its latents
 SEED_BITS = 63  # seed_of is uniform over [0, 2^63)
 
 
-class Sft(Algorithm):
+class Sft(Supervised):
     paradigm = Paradigm.decoupled
 
     @dataclass(kw_only=True, slots=True)

@@ -35,9 +35,9 @@ class Spread(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Advantages:
-    """values: [N], fp32, 0 for samples that failed and in dead groups. valid: [N] bool, those that did not fail. means, stds: for each reward the average over groups of
-    their mean and of their standard deviation, NaN when nothing was scored. dead: groups, out of `groups`, in which no sample has an
-    advantage. failed: samples without a finite value of every reward that counts."""
+    """values: [N], fp32, 0 for samples that failed and in dead groups. valid: [N] bool: those with a finite value of every reward
+    that counts; `failed` is how many others there are. means, stds: for each reward the average over groups of their mean and of
+    their standard deviation, NaN when nothing was scored. dead: groups, out of `groups`, in which no sample has an advantage."""
 
     values: Tensor
     valid: Tensor

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,20 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from flowrun import adapters
-from flowrun.checkpoint import Checkpoints
+from flowrun.checkpoint import Checkpoint, Checkpoints
 from flowrun.config import ConfigError
 from flowrun.dist import Dist
 from flowrun.feed import Feed, NoRecords
-from flowrun.graph import Executor
+from flowrun.graph import Executor, Unit
+from flowrun.optim.kept import Kept
+from flowrun.policies import Standing
 from flowrun.prompts import Asked, encode
+from flowrun.rollout_settings import Reference
+from flowrun.stages.evaluation import Evaluation
+from flowrun.stages.learner import Learner
 from flowrun.stages.preview import Preview
+from flowrun.stages.roller import Roller
+from flowrun.stages.rollout import OLD, SNAPSHOT, START, Learning
 from flowrun.stages.train import Training
 from flowrun.stages.trainer import Trainer
 from flowrun.stages.updates import Updates, wrapped
@@ -33,35 +41,90 @@ def build_training(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
     """Load weights and put everything together. folder: the run's directory. resume_from: the one to go on from.
 
     Raises ConfigError for names that only the loaded networks know to be wrong, and for an unfit checkpoint."""
-    run, pipeline = assembly.run, assembly.pipeline
     _load(assembly, dist)
+    updates = Updates(assembly.run, assembly.pipeline, assembly.algorithm, dist, assembly.steps)
+    feed = _feed(assembly, dist)
+    trainer = Trainer(assembly.run, assembly.pipeline, assembly.algorithm, feed, assembly.batches, dist, updates, assembly.end)
+    checkpoints = Checkpoints((resume_from or folder) / "checkpoints", assembly.run.train.keep)
+    start = _resume(trainer.load, updates, checkpoints) if resume_from else 0
+    return Training(trainer=trainer, **_results(assembly, updates, checkpoints, folder, start, dist))
+
+
+def build_learning(assembly: Assembly, dist: Dist, folder: Path, resume_from: Path | None) -> Learning:
+    """The same for a run that learns from rollouts; the rewards load their weights too."""
+    run, made, pipeline, algorithm = assembly.run, assembly.learned, assembly.pipeline, assembly.algorithm
+    _load(assembly, dist)
+    for name in pipeline.denoisers:
+        pipeline.models[name].eval()  # as in sampling: dropout would be noise in the ratio of probabilities
+    dist.each(lambda: [chosen.reward.prepare(dist.device, assembly.source) for chosen in made.rewards.values()])
+    updates = Updates(run, pipeline, algorithm, dist, assembly.steps)
+    kept = Kept(list(updates.parameters.values()))
+    kept.keep(START)
+    if algorithm.keeps_old:
+        kept.keep(OLD)
+    roller = Roller(pipeline, algorithm, _feed(assembly, dist), made.rows, made.settings, made.deal, dist, run.seed)
+    learner = Learner(
+        pipeline, algorithm, updates, made.deal, dist, run.seed, made.settings.sampler.guidance,
+        _reference(assembly, updates, kept), partial(kept.applied, OLD),
+    )  # fmt: skip
+    checkpoints = Checkpoints((resume_from or folder) / "checkpoints", run.train.keep)
+    learning = Learning(
+        settings=made.settings, roller=roller, learner=learner, kept=kept, rewards=made.rewards,
+        evaluation=Evaluation(made.rewards, made.settings.stop), accelerated=nullcontext,
+        **_results(assembly, updates, checkpoints, folder, 0, dist),
+    )  # fmt: skip
+    learning.start = _resume(learning.load, updates, checkpoints) if resume_from else 0
+    return learning
+
+
+def _reference(assembly: Assembly, updates: Updates, kept: Kept) -> Standing:
+    """Context in which the reference policy's weights stand in the model."""
+    which, adapter = assembly.learned.settings.reference, assembly.adapter
+    if which is Reference.ema:
+        return updates.averaged
+    if which is Reference.snapshot:
+        return partial(kept.applied, SNAPSHOT)
+    if which is Reference.start or adapter.kind is adapters.Kind.none:
+        return partial(kept.applied, START)
+    return partial(adapters.without, assembly.pipeline.models)
+
+
+def _feed(assembly: Assembly, dist: Dist) -> Feed:
+    pipeline = assembly.pipeline
     names = assembly.algorithm.reads(pipeline)
-    configs = {name: component.configure() for name, component in pipeline.components().items()}
-    executor = partial(
-        Executor, models=pipeline.models, configs=configs, trained=assembly.trained, autocast=dist.autocast
-    )
-    feed = Feed(
+    return Feed(
         assembly.rows,
         assembly.source,
         assembly.split,
-        executor(assembly.split.units),
+        _executor(assembly, dist, assembly.split.units),
         assembly.library or NoRecords(),
         names,
         [name for name in names if pipeline.is_ragged(name)],
         assembly.variants,
-        run.seed,
+        assembly.run.seed,
         dist.device,
     )
-    updates = Updates(run, pipeline, assembly.algorithm, dist, assembly.steps)
-    trainer = Trainer(run, pipeline, assembly.algorithm, feed, assembly.batches, dist, updates, assembly.end)
-    checkpoints = Checkpoints((resume_from or folder) / "checkpoints", run.train.keep)
-    start = _resume(trainer, checkpoints) if resume_from else 0
-    trackers = Trackers(assembly.trackers, _tracked(assembly, folder, start)) if dist.is_main else None
-    preview = Preview(run.sample, pipeline, _asked(assembly, executor(assembly.prompt_split.units)), folder / "samples")
-    return Training(
-        trainer=trainer, updates=updates, preview=preview, checkpoints=checkpoints, trackers=trackers, folder=folder,
-        trainable=assembly.task.trainable_models, adapter=assembly.adapter, start=start,
-    )  # fmt: skip
+
+
+def _executor(assembly: Assembly, dist: Dist, units: Sequence[Unit]) -> Executor:
+    pipeline = assembly.pipeline
+    configs = {name: component.configure() for name, component in pipeline.components().items()}
+    return Executor(units, models=pipeline.models, configs=configs, trained=assembly.trained, autocast=dist.autocast)
+
+
+def _results(assembly: Assembly, updates: Updates, checkpoints: Checkpoints, folder: Path, start: int, dist: Dist) -> dict[str, Any]:
+    """Where the results of a `Work` go."""
+    asked = _asked(assembly, _executor(assembly, dist, assembly.prompt_split.units))
+    return {
+        "updates": updates,
+        "preview": Preview(assembly.run.sample, assembly.pipeline, asked, folder / "samples"),
+        "checkpoints": checkpoints,
+        "trackers": Trackers(assembly.trackers, _tracked(assembly, folder, start)) if dist.is_main else None,
+        "folder": folder,
+        "trainable": assembly.task.trainable_models,
+        "adapter": assembly.adapter,
+        "start": start,
+    }
 
 
 def _load(assembly: Assembly, dist: Dist) -> None:
@@ -95,14 +158,14 @@ def _checkpoint_gradients(name: str, model: Any) -> None:
     switch()
 
 
-def _resume(trainer: Trainer, checkpoints: Checkpoints) -> int:
+def _resume(load: Callable[[Checkpoint], None], updates: Updates, checkpoints: Checkpoints) -> int:
     """Updates already done."""
-    step = trainer.dist.on_main(checkpoints.newest_step)
+    step = updates.dist.on_main(checkpoints.newest_step)
     if step is None:
         log.info("no complete checkpoint in %s: starting at step 0", checkpoints.directory)
         return 0
-    trainer.load(checkpoints.load(step))
-    log.info("going on after step %d of %d", step, trainer.steps)
+    load(checkpoints.load(step))
+    log.info("going on after step %d of %d", step, updates.steps)
     return step
 
 

@@ -35,7 +35,8 @@ from flowrun.stop import Stop, how_to_go_on
 
 log = logging.getLogger(__name__)
 
-OLD, SNAPSHOT, GOOD = "old", "snapshot", "good"  # kept weights that a checkpoint holds; loading the model gives `start`
+START = "start"  # kept weights: as the run began, which loading the model gives again
+OLD, SNAPSHOT, GOOD = "old", "snapshot", "good"  # and those that a checkpoint holds
 FLOOR = 1e-6  # of a standard deviation, as a share of the rewards' size: fp32's rounding
 FIRST = "ratio_off_first"
 
@@ -166,8 +167,8 @@ class Learning(Work):
 
     def _show(self, epoch: Epoch, scores: Mapping[str, Tensor]) -> None:
         """The first pictures of an epoch as a grid, each with its rewards, as often as samples are drawn."""
-        before = epoch.number * self.settings.updates_per_epoch
-        if not self.trackers or not (epoch.number == 0 or self._due(before, before + self.settings.updates_per_epoch, self.preview.sample.every)):
+        before, per_epoch = epoch.number * self.settings.updates_per_epoch, self.settings.updates_per_epoch
+        if not self.trackers or not (epoch.number == 0 or self._due(before, before + per_epoch, self.preview.sample.every)):
             return
         rows = [self.roller.feed.rows[sample.row] for sample in epoch.samples[: len(epoch.shown)]]
         captions = [f"{row.prompt}: {', '.join(f'{float(values[i]):.2f}' for values in scores.values())}" for i, row in enumerate(rows)]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrun.algorithms import Algorithm
+from flowrun.algorithms import Supervised
 from flowrun.batches import Batches, Visit
 from flowrun.checkpoint import Checkpoint
 from flowrun.config import Failure, Run
@@ -31,7 +31,7 @@ class Trainer:
 
     run: Run
     pipeline: Pipeline
-    algorithm: Algorithm
+    algorithm: Supervised
     feed: Feed
     batches: Batches
     dist: Dist
