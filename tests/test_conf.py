@@ -86,8 +86,9 @@ def composed(group, name):
 
 
 def quick(group, name):
-    """Options of published models differ from one another in names and numbers: those in the long run only."""
-    return pytest.param(group, name, marks=pytest.mark.slow if group == "model" and not name.endswith("tiny") else ())
+    """Options of published models, and rewards, differ from one another in names and numbers: those in the long run only."""
+    alike = (group == "model" and not name.endswith("tiny")) or (group == "reward" and name != "red")
+    return pytest.param(group, name, marks=pytest.mark.slow if alike else ())
 
 
 @pytest.mark.parametrize(("group", "name"), [quick(*option) for option in OPTIONS])

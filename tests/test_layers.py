@@ -21,7 +21,7 @@ LAYERS = (
     "algorithms adapters frozen optim checkpoint sampling scoring batches variants prompts remembered feed shelf library grids remembered",
     "stages",
     "run checks plan explain contact rundir session",
-    "finished teacher distilled decoded families memory",
+    "finished reward_server teacher distilled decoded families memory",
     "sweep cli __main__",
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}

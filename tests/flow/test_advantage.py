@@ -97,7 +97,7 @@ def test_equal_up_to_rounding_is_equal(aggregate, spread):
 @BOTH
 def test_rewards_that_cancel_leave_rounding_and_no_advantage(aggregate):
     rewards, groups = drawn(names=("a",))
-    opposed = {"a": rewards["a"] * 1000, "b": -rewards["a"] * 1000 + 26.31}
+    opposed = {"a": rewards["a"] * 1000, "b": -rewards["a"] * 1000 + 0.31}
     assert not given(opposed, groups, aggregate).values.any()
 
 
