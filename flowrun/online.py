@@ -60,7 +60,7 @@ def learned(run: Run, algorithm: Algorithm, pipeline: Pipeline, source: Source, 
     if not rewards:
         raise ConfigError("reward", f"chooses none, and task.algorithm={run.task['algorithm']} learns from them",
                           "choose some, e.g. 'reward=[red]'; conf/reward lists them")  # fmt: skip
-    for name in settings.stop.fall:
+    for name in settings.stop.fall or {}:
         if name not in rewards:
             raise ConfigError(f"rollout.stop.fall.{name}", "is no chosen reward", f"name one of {', '.join(rewards)}")
     if settings.stop.fall and not (run.sample.prompts or run.sample.rows):

@@ -104,11 +104,11 @@ class Advantages:
 
 @dataclass(kw_only=True, slots=True)
 class StopRule:
-    fall: dict[str, float]  # reward -> how far its mean over the samples may fall under its best
+    fall: dict[str, float] | None  # reward -> how far its mean over the samples may fall under its best
     kl: float | None  # the greatest mean squared distance from the reference, as the task measures it
 
     def __post_init__(self) -> None:
-        for name, value in self.fall.items():
+        for name, value in (self.fall or {}).items():
             _at_least(f"stop.fall.{name}", value, 0)
         if self.kl is not None:
             _at_least("stop.kl", self.kl, 0)

@@ -14,6 +14,7 @@ from flowrun.compose import CONF, compose, option_names
 from flowrun.config import CacheSettings, Model, Optimizer, Run, Sample, Task, Train
 from flowrun.registry import ALGORITHMS, PIPELINES, REWARDS, SOURCES, SPLITTERS
 from flowrun.rewards import Common
+from flowrun.rollout_settings import RolloutSettings
 from flowrun.tracking import TRACKERS
 
 OPTIONS = [(group, name) for group, names in option_names([CONF]).items() for name in names]
@@ -124,12 +125,12 @@ def test_plug_in_accepts_its_section(group):
 
 def test_tasks_name_known_splitters():
     for name in (n for g, n in OPTIONS if g == "task"):
-        assert content("task", name)["splitter"] in SPLITTERS.names()
+        assert section("task", name)["splitter"] in SPLITTERS.names()
 
 
 @pytest.mark.parametrize("name", [n for g, n in OPTIONS if g in ("task",)])
 def test_task_is_named_as_its_file(name):
-    assert content("task", name)["name"] == name
+    assert section("task", name)["name"] == name
 
 
 @pytest.mark.parametrize("name", [n for g, n in OPTIONS if g == "model"])
@@ -149,6 +150,7 @@ def test_config_lists_every_general_field():
     assert not lacking(Train, root["train"])
     assert not lacking(CacheSettings, root["cache"])
     assert not lacking(Sample, root["sample"])
+    assert not lacking(RolloutSettings, root["rollout"])
     chosen = {"model", "data", "task", "adapter", "optimizer", "reward", "tracker", "acceleration"}
     assert {f.name for f in fields(Run)} - chosen == set(root) - {"defaults", "hydra"}
 

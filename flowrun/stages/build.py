@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import OmegaConf
 
@@ -29,12 +29,15 @@ from flowrun.stages.rollout import OLD, SNAPSHOT, START, Learning
 from flowrun.stages.train import Training
 from flowrun.stages.trainer import Trainer
 from flowrun.stages.updates import Updates, wrapped
+from flowrun.stages.work import Work
 from flowrun.tracking import Tracked, Trackers
 
 if TYPE_CHECKING:
     from flowrun.run import Assembly
 
 log = logging.getLogger(__name__)
+
+Started = TypeVar("Started", bound=Work)
 
 
 def build_training(assembly: Assembly, dist: Dist, folder: Path, resume_from: Path | None) -> Training:
@@ -47,7 +50,7 @@ def build_training(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
     trainer = Trainer(assembly.run, assembly.pipeline, assembly.algorithm, feed, assembly.batches, dist, updates, assembly.end)
     checkpoints = Checkpoints((resume_from or folder) / "checkpoints", assembly.run.train.keep)
     start = _resume(trainer.load, updates, checkpoints) if resume_from else 0
-    return Training(trainer=trainer, **_results(assembly, updates, checkpoints, folder, start, dist))
+    return _started(Training(trainer=trainer, **_results(assembly, updates, checkpoints, folder)), assembly, start)
 
 
 def build_learning(assembly: Assembly, dist: Dist, folder: Path, resume_from: Path | None) -> Learning:
@@ -71,10 +74,9 @@ def build_learning(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
     learning = Learning(
         settings=made.settings, roller=roller, learner=learner, kept=kept, rewards=made.rewards,
         evaluation=Evaluation(made.rewards, made.settings.stop), accelerated=nullcontext,
-        **_results(assembly, updates, checkpoints, folder, 0, dist),
+        **_results(assembly, updates, checkpoints, folder),
     )  # fmt: skip
-    learning.start = _resume(learning.load, updates, checkpoints) if resume_from else 0
-    return learning
+    return _started(learning, assembly, _resume(learning.load, updates, checkpoints) if resume_from else 0)
 
 
 def _reference(assembly: Assembly, updates: Updates, kept: Kept) -> Standing:
@@ -112,19 +114,25 @@ def _executor(assembly: Assembly, dist: Dist, units: Sequence[Unit]) -> Executor
     return Executor(units, models=pipeline.models, configs=configs, trained=assembly.trained, autocast=dist.autocast)
 
 
-def _results(assembly: Assembly, updates: Updates, checkpoints: Checkpoints, folder: Path, start: int, dist: Dist) -> dict[str, Any]:
+def _results(assembly: Assembly, updates: Updates, checkpoints: Checkpoints, folder: Path) -> dict[str, Any]:
     """Where the results of a `Work` go."""
-    asked = _asked(assembly, _executor(assembly, dist, assembly.prompt_split.units))
+    asked = _asked(assembly, _executor(assembly, updates.dist, assembly.prompt_split.units))
     return {
         "updates": updates,
         "preview": Preview(assembly.run.sample, assembly.pipeline, asked, folder / "samples"),
         "checkpoints": checkpoints,
-        "trackers": Trackers(assembly.trackers, _tracked(assembly, folder, start)) if dist.is_main else None,
         "folder": folder,
         "trainable": assembly.task.trainable_models,
         "adapter": assembly.adapter,
-        "start": start,
     }
+
+
+def _started(work: Started, assembly: Assembly, start: int) -> Started:
+    """start: updates done before."""
+    work.start = start
+    if work.updates.dist.is_main:
+        work.trackers = Trackers(assembly.trackers, _tracked(assembly, work.folder, start))
+    return work
 
 
 def _load(assembly: Assembly, dist: Dist) -> None:

@@ -46,8 +46,9 @@ class Evaluation:
         for key, mean in found.items():
             name = key.removeprefix(PREFIX)
             self.best[name] = max(self.best.get(name, -math.inf), mean)
-            if name in self.rule.fall and not mean >= self.best[name] - self.rule.fall[name]:
-                self.over = f"{name} of the samples fell from {self.best[name]:.4g} to {mean:.4g}, by more than {self.rule.fall[name]:g}"
+            most = (self.rule.fall or {}).get(name)
+            if most is not None and not mean >= self.best[name] - most:
+                self.over = f"{name} of the samples fell from {self.best[name]:.4g} to {mean:.4g}, by more than {most:g}"
         if self.rule.kl is not None and not kl <= self.rule.kl:
             self.over = f"the distance from the reference is {kl:.3g}, more than {self.rule.kl:g}"
         return not self.over

@@ -59,9 +59,10 @@ class Learning(Work):
         done, metrics, every = self.start, {}, updates.run.train
         if not self.preview.path(done).exists():
             metrics = self._look(done)
-        with Stop() as stop, Progress("rollout", updates.steps // per_epoch, "epoch", done // per_epoch) as bar:
+        bar = Progress("rollout", updates.steps // per_epoch, "epoch", done // per_epoch)
+        with Stop() as stop, bar, Scoring(self.rewards, self.settings.group_size) as scoring:
             while done < updates.steps and not self.evaluation.over:
-                if (metrics := self._epoch(done // per_epoch, stop)) is None:
+                if (metrics := self._epoch(done // per_epoch, scoring, stop)) is None:
                     self._stop(done)
                 before, done = done, done + per_epoch
                 stopping = updates.dist.any(stop.asked)
@@ -85,17 +86,17 @@ class Learning(Work):
                 self.kept.load(name, checkpoint.tensors[f"kept_{name}"])
         self.evaluation.load(checkpoint.plain["evaluation"])
 
-    def _epoch(self, number: int, stop: Stop) -> dict[str, float] | None:
+    def _epoch(self, number: int, scoring: Scoring, stop: Stop) -> dict[str, float] | None:
         """None when it was given up while sampling, before anything had changed."""
         if self.settings.reference is Reference.snapshot and number % self.settings.reference_every == 0:
             self.kept.keep(SNAPSHOT)
-        with Scoring(self.rewards, self.settings.group_size) as scoring:
-            with self.accelerated():
-                epoch = self.roller.roll(number, self._sampling, scoring, lambda: not self.updates.dist.any(stop.asked))
-            if epoch is None:
-                return None
-            sampled = time.perf_counter()
-            scores = self._gathered(epoch, scoring.result())
+        dist = self.updates.dist
+        with self.accelerated():
+            epoch = self.roller.roll(number, self._sampling, scoring, lambda: not dist.any(stop.asked))
+        if epoch is None:
+            return None
+        sampled = time.perf_counter()
+        scores = self._gathered(epoch, dist.each(scoring.result))
         advantage = self.settings.advantage
         given = advantages(scores, {name: chosen.weight for name, chosen in self.rewards.items()},
                            torch.tensor([s.group for s in epoch.samples]), advantage.aggregate, advantage.spread, FLOOR)  # fmt: skip

@@ -22,16 +22,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Work(ABC):
-    """trackers: None on processes other than the first. start: updates done before."""
+    """start: updates done before. trackers: of the first process; None on others."""
 
     updates: Updates
     preview: Preview
     checkpoints: Checkpoints
-    trackers: Trackers | None
     folder: Path
     trainable: list[str]
     adapter: adapters.Config
-    start: int
+    start: int = 0
+    trackers: Trackers | None = None
 
     def run(self) -> dict[str, Any]:
         """The updates from `start` to the end. Returns the figures for result.json.
