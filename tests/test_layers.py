@@ -18,7 +18,8 @@ LAYERS = (
     "cache",
     "modular",
     "pipelines splitters data accelerators nearest rewards",
-    "algorithms adapters frozen optim checkpoint sampling guided policies rollout rollout_settings dealing scoring batches variants prompts remembered feed shelf library grids remembered",
+    "algorithms adapters frozen optim checkpoint sampling guided policies rollout rollout_settings dealing scoring batches "
+    "variants prompts remembered feed shelf library grids",
     "stages",
     "run online checks plan explain contact rundir session",
     "finished reward_server teacher distilled decoded families memory",

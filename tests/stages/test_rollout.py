@@ -20,9 +20,11 @@ NEAREST = "reward.nearest.weight=0"
 CAPTIONS = "data.captions=[red apple,green apple,pear,lemon,banana,peach]"
 GROUPS = (
     CAPTIONS, "reward=[red,nearest]", "adapter=lora", "train.steps=null", "train.epochs=3", "train.batch_size=4",
-    "rollout.prompts_per_epoch=2", "rollout.group_size=4", "rollout.batch_size=4", "rollout.sampler.steps=4", "sample.steps=2",
-    "rollout.sampler.window.size=2", "sample.every=4", "sample.prompts=[pear,lemon]", "sample.guidance=1", "optimizer.lr=0.01", "optimizer.warmup_steps=0",
+    "rollout.prompts_per_epoch=2", "rollout.group_size=4", "rollout.batch_size=4", "rollout.sampler.steps=4",
+    "rollout.sampler.window.size=2", "sample.every=4", "sample.prompts=[pear,lemon]", "sample.steps=2", "sample.guidance=1",
+    "optimizer.lr=0.01", "optimizer.warmup_steps=0",
 )  # fmt: skip
+BLIND = ("sample.prompts=[]", "rollout.hold_out=false")  # nothing is drawn beside the rollouts
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -100,42 +102,43 @@ def at_chunk(epoch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.parametrize("disturb, reached", [((at_update, 2), 4), ((at_chunk, 1), 2)])
-def test_a_stopped_run_goes_on_bit_for_bit(runs: Runs, monkeypatch: pytest.MonkeyPatch, changes: tuple, disturb: tuple, reached: int) -> None:
-    whole = learn(runs, *changes, "run_id=whole", "sample.prompts=[]", "rollout.hold_out=false")
+def test_a_stopped_run_goes_on_bit_for_bit(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, changes: tuple, disturb: tuple, reached: int
+) -> None:
+    whole = learn(runs, *changes, "run_id=whole", *BLIND)
     with monkeypatch.context() as patch:
         disturb[0](disturb[1], patch)
-        broken = learn(runs, *changes, "run_id=broken", "sample.prompts=[]", "rollout.hold_out=false", "resume=none", code=130)
+        broken = learn(runs, *changes, "run_id=broken", *BLIND, "resume=none", code=130)
     assert result(broken)["status"] == "stopped" and (broken / "checkpoints" / f"step-{reached:06d}").is_dir()
-    resumed = learn(runs, *changes, "sample.prompts=[]", "rollout.hold_out=false")
+    resumed = learn(runs, *changes, *BLIND)
     assert resumed == broken
     assert curves(resumed) == curves(whole)
     assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(resumed).items())
 
 
 @pytest.mark.parametrize("reference", ["base", "start", "snapshot", "ema"])
-def test_each_reference_is_the_policy_that_it_names(runs: Runs, reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_reference_is_the_policy_that_it_names(runs: Runs, reference: str) -> None:
     """At the first update every reference is the trained policy, so the distance is 0; afterwards it is not, but for an adapter
     that began as nothing base and start stay one and the same."""
-    run = learn(runs, "task=grpo", "task.kl_weight=1", f"rollout.reference={reference}", "optimizer.ema=0.9", "rollout.updates=1",
-                "rollout.batch_size=8", "train.batch_size=8", "train.epochs=2", "sample.prompts=[]", "rollout.hold_out=false")  # fmt: skip
+    held = ("task=grpo", "task.kl_weight=1", "optimizer.ema=0.9", "rollout.updates=1", "rollout.batch_size=8", "train.batch_size=8",
+            "train.epochs=2", *BLIND)  # fmt: skip
+    run = learn(runs, *held, f"rollout.reference={reference}")
     first, second = (float(row["kl"]) for row in curves(run))
     assert first == 0.0
     assert (second == 0.0) == (reference == "ema")  # one update old: an average takes the first weights whole
     if reference == "start":
-        base = learn(runs, "task=grpo", "task.kl_weight=1", "rollout.reference=base", "optimizer.ema=0.9", "rollout.updates=1",
-                     "rollout.batch_size=8", "train.batch_size=8", "train.epochs=2", "sample.prompts=[]", "rollout.hold_out=false",
-                     "resume=none", "run_id=base")  # fmt: skip
+        base = learn(runs, *held, "rollout.reference=base", "resume=none", "run_id=base")
         assert float(curves(base)[1]["kl"]) == pytest.approx(second, rel=1e-4)
 
 
 def test_guided_rollouts_cache_the_empty_caption_and_train_the_guided_velocity(runs: Runs) -> None:
-    run = learn(runs, "task=grpo", "rollout.sampler.guidance=2", "train.epochs=1", "sample.prompts=[]", "rollout.hold_out=false")
+    run = learn(runs, "task=grpo", "rollout.sampler.guidance=2", "train.epochs=1", *BLIND)
     assert float(curves(run)[0]["ratio_off_first"]) == 0.0
     assert "negative_text" in (run / "plan.txt").read_text()
 
 
 def test_whole_weights_learn_too(runs: Runs) -> None:
-    run = learn(runs, "task=nft", "adapter=none", "train.epochs=1", "sample.prompts=[]", "rollout.hold_out=false")
+    run = learn(runs, "task=nft", "adapter=none", "train.epochs=1", *BLIND)
     assert (run / "model" / "transformer" / "config.json").is_file()
 
 
