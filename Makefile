@@ -6,7 +6,7 @@ PINNED := -c .ci/constraints.txt
 export OMP_NUM_THREADS ?= 2
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: run test test-all bench families memory lint clean
+.PHONY: run test test-all bench families memory learn lint clean
 
 run: $(VENV)/installed
 	$(PY) -m flowrun
@@ -30,6 +30,13 @@ families: $(VENV)/installed
 # The memory table of recipes in README.md.
 memory: $(VENV)/installed
 	$(PY) -m flowrun.memory
+
+# GRPO and DiffusionNFT on the main job's model, three seeds each, and by how much they raised the rewards.
+LEARN := $(or $(FLOWRUN_OUTPUTS),outputs)
+learn: $(VENV)/installed
+	test -f $(LEARN)/learn/base/result.json || FLOWRUN_RUN_DIR=$(abspath $(LEARN)/learn/base) $(PY) -m flowrun
+	$(PY) -m flowrun -m experiment=emoji_nft,emoji_grpo seed=0,1,2 model.weights=$(abspath $(LEARN)/learn/base) run_id=learn
+	$(PY) -m flowrun.raised $(LEARN)/sweeps/learn/*/
 
 lint: $(VENV)/installed
 	$(PY) -m ruff check flowrun tests notebooks

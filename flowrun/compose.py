@@ -66,12 +66,12 @@ def option_folders(config_dir: str | None = None) -> list[Path]:
 
 
 def option_names(folders: Sequence[Path]) -> dict[str, list[str]]:
-    """Group -> the options that these folders hold."""
+    """Group -> the options that these folders hold; a name that begins with `_` is a part of others."""
     found: dict[str, set[str]] = {group: set() for group in overrides.LISTS}
     for folder in folders:
         for file in folder.rglob("*.yaml"):
             group = file.parent.relative_to(folder).as_posix()
-            if group != "." and not group.startswith("hydra"):
+            if group != "." and not group.startswith("hydra") and not file.stem.startswith("_"):
                 found.setdefault(group, set()).add(file.stem)
     return {group: sorted(names) for group, names in sorted(found.items())}
 

@@ -85,7 +85,7 @@ def of_run(run_dir: Path) -> Score:
         rows = list(csv.DictReader(table))
     if any(not row["file"].endswith(".png") for row in rows):
         raise ConfigError("RUN_DIR", f"the samples in {folder} are videos", "give a run that draws pictures")
-    samples = torch.stack([_read(folder / row["file"]) for row in rows])  # [N, 3, H, W]
+    samples = torch.stack([read_picture(folder / row["file"]) for row in rows])  # [N, 3, H, W]
     prompts = [row["prompt"] for row in rows]
     pictures, captions = pictures_of(_source(run_dir), tuple(samples.shape[-2:]))
     if not set(prompts) & set(captions):
@@ -146,7 +146,8 @@ def pictures_of(source: Source, size: tuple[int, int]) -> tuple[Tensor, list[str
     return images.float() / 127.5 - 1, [row.prompt for row in rows]
 
 
-def _read(path: Path) -> Tensor:
+def read_picture(path: Path) -> Tensor:
+    """[3, H, W], fp32 in [-1, 1]."""
     with Image.open(path) as picture:
         pixels = torch.from_numpy(np.array(picture.convert("RGB")))  # uint8 [H, W, 3]
     return pixels.permute(2, 0, 1).float() / 127.5 - 1  # [3, H, W]

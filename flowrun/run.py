@@ -146,7 +146,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     rundir.outputs()
     rundir.named(run)
     task = common("task", Task, run.task)
-    pipeline, algorithm, source = make_pipeline(run), make_algorithm(run, task), _source(run)
+    pipeline, algorithm, source = make_pipeline(run), make_algorithm(run, task), make_source(run)
     if pipeline.sound is not None:
         source.listen(pipeline.sound)
     adapter = checked("adapter", adapters.Config, run.adapter)
@@ -206,7 +206,7 @@ def make_pipeline(run: Run) -> Pipeline:
     return cls(PIPELINES.build("model", cls, run.model, beside=Model), run.seed)
 
 
-def _source(run: Run) -> Source:
+def make_source(run: Run) -> Source:
     name = run.data.get("source")
     if not isinstance(name, str):
         raise ConfigError("data.source", f"is {name!r}", f"name one: {', '.join(SOURCES.names())}")
