@@ -22,6 +22,7 @@ from flowrun.checks import (
     check_called,
     check_inputs,
     check_merged,
+    check_sizes,
     check_trained,
     make_batches,
     refuse_accelerators,
@@ -162,7 +163,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     with _looks(run) as source.looks:
         source, rows = _rows(run, source, parts[0])
     stages = (Stage.train,) if isinstance(source, Remembered) else _stages(run, task, parts[0])
-    for shape in {row.shape for row in rows}:
+    shapes = {row.shape for row in rows}
+    for shape in shapes:
         pipeline.latent_shape(shape)
     batches = make_batches(run, rows)
     steps = run.train.steps or batches.steps(run.train.epochs)
@@ -188,7 +190,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
         steps,
         end,
         cached_first,
-        [*fitting, *unsure, *unread, *check_batch(run, parts[0]), *check_optimizer(run.optimizer, steps),
+        [*fitting, *unsure, *unread, *check_sizes(pipeline, run.model.get("weights"), shapes),
+         *check_batch(run, parts[0]), *check_optimizer(run.optimizer, steps),
          *pipeline.long_texts([row.prompt for row in (*rows, *prompts)])],
     )
 

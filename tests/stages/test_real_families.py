@@ -275,6 +275,14 @@ def test_weights_that_are_no_pipeline_end_the_command_with_one_line(
     assert not (runs.folder / "outputs").exists()
 
 
+def test_thumbnails_for_a_model_with_weights_are_pointed_out(runs: Runs) -> None:
+    theirs("flux").save_pretrained(runs.folder / "saved")
+    words = ["model=flux1_dev", f"model.weights={runs.folder / 'saved'}", "data.captions=[red apple]"]
+    (warning,) = assemble([*words, "data.size=32"]).warnings
+    assert warning.startswith("data: 32x32 pixels are only 4x4 latents, far from what the model has learned; set the size, e.g. ")
+    assert assemble([*words, "data.size=64"]).warnings == assemble(["model=flux_tiny", "data.size=32"]).warnings == []
+
+
 def test_pictures_of_a_folder_in_their_own_sizes(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = runs.folder / "pictures"
     folder.mkdir()
