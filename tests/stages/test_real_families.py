@@ -260,6 +260,8 @@ def test_a_component_that_the_data_make_needless_cannot_be_trained(runs: Runs) -
         (lambda folder: folder / "transformer", "transformer is no diffusers pipeline; give one that .* it holds model_index.json"),
         (lambda folder: shutil.rmtree(folder / "vae") or folder, "a FluxPipeline, has no vae; it must have an? AutoencoderKL there"),
         (lambda folder: "nobody/nothing", "nobody/nothing is not on this machine and the hub is out of reach; hf download nobody/"),
+        (lambda folder: folder / "vae" / "config.json", "config.json is one file; give a folder made by a diffusers pipeline's"),
+        (lambda folder: "https://huggingface.co/a/b", "https://huggingface.co/a/b is an address; give the hub id alone, a/b$"),
         (lambda folder: folder / "lost", "there is no folder .*lost; give a folder made by a diffusers pipeline's save_pretrained"),
     ],
 )
