@@ -8,9 +8,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, DiffusionPipeline
 from PIL import Image
 from safetensors import safe_open
 
@@ -20,6 +21,7 @@ from flowrun.adapters.config import Variant
 from flowrun.checkpoint import Checkpoints
 from flowrun.checks import check_called
 from flowrun.config import ConfigError
+from flowrun.graph import seed_of
 from flowrun.pipelines._random import RandomWeights
 from flowrun.run import assemble
 from flowrun.sampling import denoise
@@ -275,6 +277,31 @@ def test_weights_that_are_no_pipeline_end_the_command_with_one_line(
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("flowrun: ")]
     assert re.match(f"flowrun: model.weights: .*{message}", line), line
     assert not (runs.folder / "outputs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "family", "told"), [
+    ("flux1_dev", "flux", {"guidance_scale": 3.5}),
+    ("sdxl", "sdxl", {"guidance_scale": 5.0, "negative_prompt": ""}),
+])  # fmt: skip
+def test_plain_diffusers_draws_a_runs_sample_again(runs: Runs, option: str, family: str, told: dict) -> None:
+    theirs(family).save_pretrained(runs.folder / "saved")
+    words = [f"model={option}", f"model.weights={runs.folder / 'saved'}", "model.dtype=fp32", "precision=fp32", "adapter=lora",
+             f"adapter.lora_base_model=[{denoiser(family)}]", "data.captions=[red apple,pear]", "data.size=64", "train.steps=3",
+             "optimizer.lr=0.01", "sample.prompts=[red apple]", "sample.steps=4", "tracker=[csv]"]  # fmt: skip
+    assert cli.main(words) == 0
+    run = runs.newest("train")
+    pipe = DiffusionPipeline.from_pretrained(runs.folder / "saved")
+    pipe.set_progress_bar_config(disable=True)
+
+    def again() -> np.ndarray:
+        generator = torch.Generator().manual_seed(seed_of("sample", 0, "red apple"))
+        return pipe("red apple", height=64, width=64, num_inference_steps=4, generator=generator, output_type="np", **told).images[0]
+
+    drawn = np.asarray(Image.open(run / "samples" / "step-000003" / "000.png").convert("RGB")) / 255
+    bare = again()
+    pipe.load_lora_weights(str(run / "model"))
+    assert np.abs(again() - drawn).max() < 2 / 255 < np.abs(bare - drawn).max()
 
 
 def test_thumbnails_for_a_model_with_weights_are_pointed_out(runs: Runs) -> None:
