@@ -80,9 +80,11 @@ def check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: 
 
 
 def check_sizes(pipeline: Pipeline, weights: str | None, shapes: Collection[Shape]) -> list[str]:
-    """A warning when a model with weights would learn from thumbnails alone: the options of data set sizes for tiny networks."""
+    """A warning when a model with weights would learn from thumbnails alone: the options of data set sizes for tiny networks.
+
+    Where nothing is decoded, latents are the pixels themselves, and any size will do."""
     largest = max(shapes, key=lambda shape: min(shape[-2:]))
-    if weights is None or min(largest[-2:]) >= LEAST_LATENTS * pipeline.reduction:
+    if weights is None or not pipeline.decoders or min(largest[-2:]) >= LEAST_LATENTS * pipeline.reduction:
         return []
     height, width = (side // pipeline.reduction for side in largest[-2:])
     return [f"data: {pixels(largest)} are only {height}x{width} latents, far from what the model has learned; "

@@ -19,7 +19,7 @@ import flowrun.library
 from flowrun import adapters, cli
 from flowrun.adapters.config import Variant
 from flowrun.checkpoint import Checkpoints
-from flowrun.checks import check_called
+from flowrun.checks import check_called, check_sizes
 from flowrun.config import ConfigError
 from flowrun.graph import seed_of
 from flowrun.pipelines._random import RandomWeights
@@ -310,6 +310,7 @@ def test_thumbnails_for_a_model_with_weights_are_pointed_out(runs: Runs) -> None
     (warning,) = assemble([*words, "data.size=32"]).warnings
     assert warning.startswith("data: 32x32 pixels are only 4x4 latents, far from what the model has learned; set the size, e.g. ")
     assert assemble([*words, "data.size=64"]).warnings == assemble(["model=flux_tiny", "data.size=32"]).warnings == []
+    assert check_sizes(assemble(["model=emoji_tiny"]).pipeline, "a run's directory", [(32, 32)]) == []  # tiles of pixels
 
 
 def test_pictures_of_a_folder_in_their_own_sizes(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
