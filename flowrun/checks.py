@@ -83,9 +83,9 @@ def check_sizes(pipeline: Pipeline, weights: str | None, shapes: Collection[Shap
     """A warning when a model with weights would learn from thumbnails alone: the options of data set sizes for tiny networks.
 
     Where nothing is decoded, latents are the pixels themselves, and any size will do."""
-    largest = max(shapes, key=lambda shape: min(shape[-2:]))
-    if weights is None or not pipeline.decoders or min(largest[-2:]) >= LEAST_LATENTS * pipeline.reduction:
+    if weights is None or not pipeline.decoders or any(min(shape[-2:]) >= LEAST_LATENTS * pipeline.reduction for shape in shapes):
         return []
+    largest = max(shapes, key=lambda shape: min(shape[-2:]))
     height, width = (side // pipeline.reduction for side in largest[-2:])
     return [f"data: {pixels(largest)} are only {height}x{width} latents, far from what the model has learned; "
             "set the size, e.g. data.geometry.size=[1024,1024]"]  # fmt: skip
