@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from torch.nn import Module
@@ -13,9 +13,14 @@ from flowrun.batches import Batches
 from flowrun.config import ConfigError, Run, Task
 from flowrun.data import Row, Source
 from flowrun.graph.graph import same_branch
-from flowrun.pipelines import Change, Component, Pipeline
+from flowrun.pipelines import Change, Component, Pipeline, Shape
 from flowrun.plan import names, pixels
 from flowrun.splitters import Split
+
+LEAST_LATENTS = 8  # of the shorter side, which pictures need to show anything
+# What brings the data of each name; any other is a further picture of each row.
+BROUGHT_BY = {"image": "data=folder data.path=DIR", "video": "data=video data.path=DIR", "audio": "data=video data.path=DIR"}
+PICTURE = "data=table data.path=FILE +data.columns.pictures.{0}=COLUMN, or data=folder data.path=DIR +data.pictures.{0}=DIR"
 
 
 def refuse_accelerators(run: Run) -> None:
@@ -67,11 +72,23 @@ def check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: 
     asked = read & {*pipeline.inputs, *needs} | (set() if anything else set(algorithm.reads(pipeline)) - written)
     if lacking := sorted(asked - set(source.names)):
         what = f"the data give {', '.join(source.names)}, and not {', '.join(lacking)}"
-        fix = "use data that have it, e.g. data=table +data.columns.pictures.NAME=COLUMN, or a task or model that does without"
-        raise ConfigError("data.source", what, fix)
+        bring = BROUGHT_BY.get(lacking[0]) or PICTURE.format(lacking[0])
+        raise ConfigError("data.source", what, f"use data that have it, e.g. {bring}, or a task or model that does without")
     used = {*read, *algorithm.reads(pipeline), *Source.names}
     idle = [] if anything else [name for name in source.names if name not in used]
     return [f"data: {name} is read by nothing in this model and task" for name in idle]
+
+
+def check_sizes(pipeline: Pipeline, weights: str | None, shapes: Collection[Shape]) -> list[str]:
+    """A warning when a model with weights would learn from thumbnails alone: the options of data set sizes for tiny networks.
+
+    Where nothing is decoded, latents are the pixels themselves, and any size will do."""
+    if weights is None or not pipeline.decoders or any(min(shape[-2:]) >= LEAST_LATENTS * pipeline.reduction for shape in shapes):
+        return []
+    largest = max(shapes, key=lambda shape: min(shape[-2:]))
+    height, width = (side // pipeline.reduction for side in largest[-2:])
+    return [f"data: {pixels(largest)} are only {height}x{width} latents, far from what the model has learned; "
+            "set the size, e.g. data.geometry.size=[1024,1024]"]  # fmt: skip
 
 
 def make_batches(run: Run, rows: Sequence[Row]) -> Batches:

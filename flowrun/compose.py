@@ -127,11 +127,21 @@ def _missing_option(error: MissingConfigException, options: dict[str, list[str]]
     if not group:
         return ConfigError("--config-name", f"there is no {name}.yaml", "leave it out, or name a file of --config-dir")
     known = error.options or options.get(group, [])
-    more = "" if set(known) == set(get_close_matches(name, known)) else f" options: {', '.join(known)}" if known else ""
-    fix = suggest(name, known)
-    if (group, name.lower()) in ABSENT:
-        fix, more = ABSENT[group, name.lower()], ""
-    return ConfigError(group, f"there is no option {name!r}", fix + more if fix.startswith("did") else fix)
+    return ConfigError(group, f"there is no option {name!r}", ABSENT.get((group, name.lower())) or _instead(name, known))
+
+
+def _instead(name: str, options: Sequence[str]) -> str:
+    """Those that hold the name, whatever stands between its letters and digits: sd3.5 is in sd3_5_medium. Else near ones and all."""
+    if (bare := _bare(name)) and (holding := [option for option in options if bare in _bare(option)]):
+        return f"did you mean {' or '.join(holding)}?"
+    fix = suggest(name, options)
+    if not fix.startswith("did"):
+        return f"known: {', '.join(options)}" if options else fix
+    return fix if set(options) == set(get_close_matches(name, options)) else f"{fix} options: {', '.join(options)}"
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _composition(error: Exception, options: dict[str, list[str]]) -> ConfigError:

@@ -36,7 +36,8 @@ from flowrun.sampling import denoise
 
 TINY = "_tiny"  # ends the names of the model options that are probed
 STEPS, SIZE, FILM_FPS = 8, (64, 64), 24
-TASKS = {"sft_split": (), "distill_split": ("task.noise=per_epoch",)}  # and what makes them run on any data
+NOISE = ("task.noise=per_epoch",)  # what distillation needs to run on any data
+TASKS = {"sft": (), "sft_split": (), "distill": NOISE, "distill_split": NOISE}
 UNKNOWN = (ValueError, RuntimeError, TypeError, AttributeError, KeyError, NotImplementedError)  # what a switch that does not fit raises
 
 
@@ -72,13 +73,14 @@ class Family:
                 ", ".join(filter(self.skips, CACHES)) or "none", yes(self.switches_attention())]  # fmt: skip
 
     def does(self, task: str) -> bool:
-        """A loss of the task on one row is finite and gives the denoiser gradients."""
+        """A loss of the task on one row is finite and gives the denoiser gradients; units are cached where the task says so."""
         try:
             assembly = assemble(self._words(task))
         except ConfigError:
             return False
         loss = self._loss(assembly, self.pipeline.denoiser)
-        return bool(loss.isfinite()) and self._has_gradient(self.pipeline.denoiser)
+        splits = bool(assembly.split.cached) == task.endswith("_split")
+        return splits and bool(loss.isfinite()) and self._has_gradient(self.pipeline.denoiser)
 
     def learns(self, name: str) -> bool:
         """Whether gradients of a loss reach a component."""

@@ -23,6 +23,7 @@ from flowrun.checks import (
     check_called,
     check_inputs,
     check_merged,
+    check_sizes,
     check_trained,
     make_batches,
     refuse_accelerators,
@@ -167,7 +168,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
         source, rows = _rows(run, source, parts[0])
     online = isinstance(algorithm, Online)
     stages = _stages(run, task, parts[0], online, isinstance(source, Remembered))
-    for shape in {row.shape for row in rows}:
+    shapes = {row.shape for row in rows}
+    for shape in shapes:
         pipeline.latent_shape(shape)
     lessons = learned(run, algorithm, pipeline, source, rows, adapter)
     batches = None if online else make_batches(run, rows)
@@ -195,7 +197,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
         steps,
         end,
         cached_first,
-        [*(lessons.warnings if lessons else []), *fitting, *unsure, *unread, *check_batch(run, parts[0]),
+        [*(lessons.warnings if lessons else []), *fitting, *unsure, *unread,
+         *check_sizes(pipeline, run.model.get("weights"), shapes), *check_batch(run, parts[0]),
          *check_optimizer(run.optimizer, steps), *pipeline.long_texts([row.prompt for row in (*rows, *prompts)])],
     )
 

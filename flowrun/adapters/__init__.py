@@ -23,6 +23,7 @@ from flowrun.spelling import suggest
 
 log = logging.getLogger(__name__)
 
+DENOISERS = ("transformer", "unet")  # as pipelines of diffusers call it
 UMASK = os.umask(0)
 os.umask(UMASK)  # it can only be read by setting it
 
@@ -34,7 +35,7 @@ def trained_names(trainable: Sequence[str], config: Config, components: Collecti
     for key, names in (("task.trainable_models", trainable), ("adapter.lora_base_model", config.lora_base_model)):
         for name in names:
             if name.split(".")[0] not in components or name.endswith("."):
-                raise ConfigError(key, f"{name} is no component of the pipeline", suggest(name, components))
+                raise ConfigError(key, f"{name} is no component of the pipeline", _instead(key, name, components))
     for name in config.lora_base_model:
         if "." in name:
             raise ConfigError("adapter.lora_base_model", f"{name} is a part of a component",
@@ -45,6 +46,12 @@ def trained_names(trainable: Sequence[str], config: Config, components: Collecti
     if not (trainable or config.lora_base_model):
         raise ConfigError("task.trainable_models", "is empty and there is no adapter", "name what to train")
     return (*trainable, *config.lora_base_model)
+
+
+def _instead(key: str, name: str, components: Collection[str]) -> str:
+    """What would be right: the model's own name of its denoiser, or what looks like the one given."""
+    own = [other for other in DENOISERS if other in components and name in DENOISERS]
+    return f"this model's denoiser is {own[0]}: {key}=[{own[0]}]" if own else suggest(name, components)
 
 
 def check(outlines: Mapping[str, Module], trainable: Sequence[str], config: Config,

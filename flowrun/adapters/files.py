@@ -28,6 +28,7 @@ from flowrun.adapters.layouts import MARKS
 from flowrun.config import ConfigError
 
 LOADED_AS = {"transformer_2": "transformer"}  # components whose adapter diffusers loads, when it is told to, as if it were another's
+RESULT = "model"  # the folder in a run's directory that holds it
 MAGNITUDE = ".lora_magnitude_vector"  # end of the names of DoRA's magnitudes
 FOREIGN = re.compile(r"^(diffusion_model\.|lora_unet_|lora_transformer_|lora_te\d?_|lycoris_|text_encoders\.)|\.lora_down\.|\.alpha$")
 LAYER = re.compile(r"\.(lora_|lokr_|hada_)")  # before it stands the layer's name
@@ -91,6 +92,8 @@ def places(path: Path, alone: str | None) -> dict[str, Path]:
     root = path if path.name == "peft" else path / "peft"
     if found := sorted(folder for folder in root.glob("*") if (folder / CONFIG_NAME).is_file()):
         return {folder.name: folder / SAFETENSORS_WEIGHTS_NAME for folder in found}
+    if (path / RESULT).is_dir():
+        raise ConfigError("adapter.init_from", f"{path} holds no adapter itself", f"give a run's result, {path / RESULT}")
     if path.is_dir():
         path = path / LORA_WEIGHT_NAME_SAFE
     if not path.is_file():

@@ -117,7 +117,7 @@ def _check(part: Part, outline: Module, preset: Preset, name: str) -> None:
     inner = dict(outline.named_modules())
     for layer in sorted({layer_of(key) for key in part.tensors}):
         if layer not in inner:
-            raise _error(f"{preset.path} holds an adapter of {name}.{layer}, which is no layer", suggest(layer, inner))
+            raise _error(f"{preset.path} holds an adapter of {name}.{layer}, which is no layer", suggest(layer, filter(None, inner)))
     made = _layout(part)
     try:
         PEFT_TYPE_TO_TUNER_MAPPING[made.peft_type](outline, {NAME: made}, NAME)

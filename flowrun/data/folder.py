@@ -39,9 +39,8 @@ class Folder(Beside):
         listing = list_folder(root, self.config.caption.ending)
         if not listing.pictures and not listing.faults:
             seen = f"{listing.ignored} other files" if listing.ignored else "no files"
-            raise ConfigError(
-                "data.path", f"{root} holds no pictures ({seen})", f"pictures end in {', '.join(picture.EXTENSIONS)}"
-            )
+            kinds = f"pictures end in {', '.join(picture.EXTENSIONS)}; data=video reads videos"
+            raise ConfigError("data.path", f"{root} holds no pictures ({seen})", kinds)
         tell_shared(listing.pictures, self.config.caption.ending)
         beside = {name: _by_stem(folder(path, f"data.pictures.{name}")) for name, path in self.config.pictures.items()}
         entries = self._unlisted(root, listing)

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 INDEX = "model_index.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+ADDRESS = re.compile(rf"://huggingface\.co/({HUB_ID.pattern})")
 SMALL = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.jinja"]  # configurations and tokenizers
 HALVES = ["*.fp16*", "*.non_ema*"]  # further copies of the same weights
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # widest first
@@ -45,9 +46,8 @@ class SavedWeights:
         folder = Path(weights).expanduser().absolute()
         self.hub_id = None if folder.is_dir() else weights
         if self.hub_id is not None:
-            if not HUB_ID.fullmatch(weights):
-                fix = "give a folder made by a diffusers pipeline's save_pretrained, or a hub id, e.g. owner/name"
-                raise ConfigError("model.weights", f"there is no folder {folder}", fix)
+            if folder.is_file() or not HUB_ID.fullmatch(weights):
+                raise _no_folder(weights, folder)
             folder = _download(weights, SMALL)
         self.folder = folder
         self.index = self._read_index()
@@ -138,6 +138,14 @@ class SavedWeights:
         if self.hub_id is not None:
             _download(self.hub_id, [f"{name}/*"])
         return self.folder / name
+
+
+def _no_folder(weights: str, folder: Path) -> ConfigError:
+    """What stands there instead of one, or of a hub id."""
+    fix = "give a folder made by a diffusers pipeline's save_pretrained, or a hub id, e.g. owner/name"
+    if address := ADDRESS.search(weights):
+        return ConfigError("model.weights", f"{weights} is an address", f"give the hub id alone, {address[1]}")
+    return ConfigError("model.weights", f"{folder} is one file" if folder.is_file() else f"there is no folder {folder}", fix)
 
 
 def _kind(name: str) -> str:

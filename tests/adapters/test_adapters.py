@@ -57,7 +57,7 @@ def test_trained_names_are_the_whole_ones_and_the_adapters():
 @pytest.mark.parametrize("trainable, adapter, words", [
     (["transfomer"], none(), ["task.trainable_models", "transfomer is no component", "did you mean transformer?"]),
     (["vae"], none(), ["vae is no component", "text_encoder, transformer"]),
-    ([], config(lora_base_model=["unet"]), ["adapter.lora_base_model", "unet is no component"]),
+    ([], config(lora_base_model=["unet"]), ["unet is no component", "denoiser is transformer: adapter.lora_base_model=[transformer]"]),
     (["transformer"], config(), ["task.trainable_models", "transformer is also in adapter.lora_base_model"]),
     (["transformer.proj_out"], config(), ["transformer is also in adapter.lora_base_model"]),
     ([], none(), ["task.trainable_models", "is empty and there is no adapter"]),
@@ -290,6 +290,12 @@ def test_an_adapter_that_does_not_fit_is_refused_in_one_line(trained, tmp_path, 
     assert all(word in text for word in words), text
     lora_targets = {"transformer": ["to_q", "to_k"]}
     assert refusal(lambda: check(outlines(), [], config(**changes), lora_targets)) == text
+
+
+def test_a_runs_directory_is_refused_with_its_result_named(tmp_path):
+    (tmp_path / "model").mkdir()
+    text = refusal(lambda: check(outlines(), [], config(init_from=str(tmp_path)), {"transformer": ["to_q", "to_k"]}))
+    assert text == f"adapter.init_from: {tmp_path} holds no adapter itself; give a run's result, {tmp_path}/model"
 
 
 def test_a_file_that_is_no_adapter_is_refused(tmp_path):

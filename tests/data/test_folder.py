@@ -287,7 +287,7 @@ def test_a_path_that_is_no_readable_folder_of_pictures_is_named(
         (tmp_path / "absent", "data.path: .*absent does not exist"),
         (tmp_path / "file", "data.path: .*file is a file"),
         (tmp_path / "empty", "data.path: .*empty holds no pictures .no files"),
-        (tmp_path / "texts", "data.path: .*texts holds no pictures .1 other files"),
+        (tmp_path / "texts", "data.path: .*texts holds no pictures .1 other files.; .* data=video reads videos$"),
     ):
         with pytest.raises(ConfigError, match=message):
             make(path).rows()

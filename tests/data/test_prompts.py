@@ -137,7 +137,7 @@ def test_a_task_that_needs_pictures_refuses_them_in_one_line(
     assert not (runs.folder / "outputs").exists()
     assert capsys.readouterr().err.splitlines() == [
         "flowrun: data.source: the data give prompt, and not image; use data that have it, "
-        "e.g. data=table +data.columns.pictures.NAME=COLUMN, or a task or model that does without"
+        "e.g. data=folder data.path=DIR, or a task or model that does without"
     ]
 
 

@@ -291,12 +291,17 @@ def words(tmp_path: Path) -> tuple[str, ...]:
             "data.geometry.size=[32,32]", "train.steps=4", "resume=none")  # fmt: skip
 
 
+def test_a_model_of_videos_says_how_to_give_it_some(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["model=ltx_video_tiny", "tracker=[csv]"]) == 2
+    assert "and not video; use data that have it, e.g. data=video data.path=DIR, or a task" in capsys.readouterr().err
+
+
 def test_a_model_of_pictures_refuses_videos_in_one_line(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "in" / "a.mkv", noise(5, (16, 16)))
     assert cli.main(list(words(tmp_path))) == 2
     assert capsys.readouterr().err.splitlines() == [
         "flowrun: data.source: the data give video, prompt, and not image; use data that have it, "
-        "e.g. data=table +data.columns.pictures.NAME=COLUMN, or a task or model that does without"
+        "e.g. data=folder data.path=DIR, or a task or model that does without"
     ]
 
 

@@ -188,7 +188,8 @@ def test_models_that_see_captions_alone_draw_those_of_the_first_rows(runs: Runs)
         (["sample.rows=-1"], "sample.rows: is -1; must be at least 0"),
         (["sample.seeds=[]"], "sample.seeds: is empty although there is something to draw; give at least one seed"),
         (["model.conditions=2"], "data.source: the data give image, condition, prompt, and not condition_2; use data that have it"),
-        (["data=emoji"], "data.source: the data give image, prompt, and not condition; use data that have it, e.g. data=table +data.col"),
+        (["data=emoji"], "data.source: the data give image, prompt, and not condition; use data that have it, e.g. data=table "
+                          "data.path=FILE +data.columns.pictures.condition=COLUMN, or data=folder data.path=DIR +data.pictures.condition"),
         (["data.geometry.size=[48,48]"], "data: FLUX.2 sees no condition picture of 48x48 pixels; choose sizes with both sides at"),
     ],
 )

@@ -8,9 +8,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, DiffusionPipeline
 from PIL import Image
 from safetensors import safe_open
 
@@ -18,8 +19,9 @@ import flowrun.library
 from flowrun import adapters, cli
 from flowrun.adapters.config import Variant
 from flowrun.checkpoint import Checkpoints
-from flowrun.checks import check_called
+from flowrun.checks import check_called, check_sizes
 from flowrun.config import ConfigError
+from flowrun.graph import seed_of
 from flowrun.pipelines._random import RandomWeights
 from flowrun.run import assemble
 from flowrun.sampling import denoise
@@ -260,6 +262,8 @@ def test_a_component_that_the_data_make_needless_cannot_be_trained(runs: Runs) -
         (lambda folder: folder / "transformer", "transformer is no diffusers pipeline; give one that .* it holds model_index.json"),
         (lambda folder: shutil.rmtree(folder / "vae") or folder, "a FluxPipeline, has no vae; it must have an? AutoencoderKL there"),
         (lambda folder: "nobody/nothing", "nobody/nothing is not on this machine and the hub is out of reach; hf download nobody/"),
+        (lambda folder: folder / "vae" / "config.json", "config.json is one file; give a folder made by a diffusers pipeline's"),
+        (lambda folder: "https://huggingface.co/a/b", "https://huggingface.co/a/b is an address; give the hub id alone, a/b$"),
         (lambda folder: folder / "lost", "there is no folder .*lost; give a folder made by a diffusers pipeline's save_pretrained"),
     ],
 )
@@ -273,6 +277,40 @@ def test_weights_that_are_no_pipeline_end_the_command_with_one_line(
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("flowrun: ")]
     assert re.match(f"flowrun: model.weights: .*{message}", line), line
     assert not (runs.folder / "outputs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "family", "told"), [
+    ("flux1_dev", "flux", {"guidance_scale": 3.5}),
+    ("sdxl", "sdxl", {"guidance_scale": 5.0, "negative_prompt": ""}),
+])  # fmt: skip
+def test_plain_diffusers_draws_a_runs_sample_again(runs: Runs, option: str, family: str, told: dict) -> None:
+    theirs(family).save_pretrained(runs.folder / "saved")
+    words = [f"model={option}", f"model.weights={runs.folder / 'saved'}", "model.dtype=fp32", "precision=fp32", "adapter=lora",
+             f"adapter.lora_base_model=[{denoiser(family)}]", "data.captions=[red apple,pear]", "data.size=64", "train.steps=3",
+             "optimizer.lr=0.01", "sample.prompts=[red apple]", "sample.steps=4", "tracker=[csv]"]  # fmt: skip
+    assert cli.main(words) == 0
+    run = runs.newest("train")
+    pipe = DiffusionPipeline.from_pretrained(runs.folder / "saved")
+    pipe.set_progress_bar_config(disable=True)
+
+    def again() -> np.ndarray:
+        generator = torch.Generator().manual_seed(seed_of("sample", 0, "red apple"))
+        return pipe("red apple", height=64, width=64, num_inference_steps=4, generator=generator, output_type="np", **told).images[0]
+
+    drawn = np.asarray(Image.open(run / "samples" / "step-000003" / "000.png").convert("RGB")) / 255
+    bare = again()
+    pipe.load_lora_weights(str(run / "model"))
+    assert np.abs(again() - drawn).max() < 2 / 255 < np.abs(bare - drawn).max()
+
+
+def test_thumbnails_for_a_model_with_weights_are_pointed_out(runs: Runs) -> None:
+    theirs("flux").save_pretrained(runs.folder / "saved")
+    words = ["model=flux1_dev", f"model.weights={runs.folder / 'saved'}", "data.captions=[red apple]"]
+    (warning,) = assemble([*words, "data.size=32"]).warnings
+    assert warning.startswith("data: 32x32 pixels are only 4x4 latents, far from what the model has learned; set the size, e.g. ")
+    assert assemble([*words, "data.size=64"]).warnings == assemble(["model=flux_tiny", "data.size=32"]).warnings == []
+    assert check_sizes(assemble(["model=emoji_tiny"]).pipeline, "a run's directory", [(32, 32)]) == []  # tiles of pixels
 
 
 def test_pictures_of_a_folder_in_their_own_sizes(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
