@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "flowrun"
 
 # A module may import modules of its own layer or of one above it in this list. Names: modules or folders of flowrun/.
 LAYERS = (
-    "config wording spelling registry compose overrides launch files pairs disk machine plain progress stop utf8 "
+    "config wording spelling registry compose overrides launch files pairs disk machine plain progress stop utf8 uncollected "
     "sound feature_cache flow dist tracking",
     "graph",
     "cache",
@@ -26,7 +26,8 @@ LAYERS = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
 KINDS = ("pipelines", "splitters", "accelerators", "rewards", "data", "algorithms", "tracking")  # folders of plug-ins
-WITHOUT_TORCH = ("cli", "sweep", "launch", "overrides", "compose", "registry", "wording", "config", "utf8", "__main__")
+WITHOUT_TORCH = ("cli", "sweep", "launch", "overrides", "compose", "registry", "wording", "config", "utf8", "uncollected",
+                 "__main__")  # fmt: skip
 HEAVY = {"torch", "accelerate", "diffusers", "transformers", "peft", "numpy", "PIL", "wandb", "tensorboard", "safetensors"}
 
 
