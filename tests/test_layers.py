@@ -26,8 +26,7 @@ LAYERS = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
 KINDS = ("pipelines", "splitters", "accelerators", "rewards", "data", "algorithms", "tracking")  # folders of plug-ins
-WITHOUT_TORCH = ("cli", "sweep", "launch", "overrides", "compose", "registry", "wording", "config", "utf8", "uncollected",
-                 "__main__")  # fmt: skip
+WITHOUT_TORCH = ("cli", "sweep", "launch", "overrides", "compose", "registry", "wording", "config", "utf8", "__main__")
 HEAVY = {"torch", "accelerate", "diffusers", "transformers", "peft", "numpy", "PIL", "wandb", "tensorboard", "safetensors"}
 
 
