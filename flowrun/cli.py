@@ -27,6 +27,7 @@ from flowrun import launch, overrides
 from flowrun.compose import CONF, option_folders, option_names, reworded, to_run
 from flowrun.config import ConfigError, Run, UserError, one_name
 from flowrun.sweep import REASON, Sweep
+from flowrun.uncollected import uncollected
 from flowrun.utf8 import speak_utf8
 
 # Flags that choose files: a sweep's jobs need them too.
@@ -109,7 +110,8 @@ def _start(run: Run, arguments: Sequence[str]) -> int:
         launch.quiet_torch()
     elif run.processes > 1 and not run.dry_run:
         return launch.start_ranks(run.processes, arguments, run.run_id)
-    from flowrun.run import execute  # imports torch, which nothing above needs
+    with uncollected():
+        from flowrun.run import execute  # imports torch, which nothing above needs
 
     execute(run)
     return 0

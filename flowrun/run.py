@@ -44,6 +44,7 @@ from flowrun.prompts import Drawn, Edits, Prompts
 from flowrun.registry import PIPELINES, SOURCES, checked, common
 from flowrun.remembered import Remembered, remember
 from flowrun.splitters import Split, split
+from flowrun.uncollected import uncollected
 from flowrun.variants import Variants
 
 log = logging.getLogger(__name__)
@@ -307,8 +308,9 @@ def execute(run: Run) -> None:
     from flowrun.session import Session
 
     with Session(run) as session:
-        assembly = assemble(run)
-        session.show(assembly)
+        with uncollected():
+            assembly = assemble(run)
+            session.show(assembly)
         if not run.dry_run:
             for stage in assembly.stages:
                 session.do(stage, assembly)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +24,8 @@ from flowrun.graph import EVERYTHING, Param, UnitGraph
 from flowrun.remembered import Remembered
 from flowrun.splitters import Split
 from flowrun.variants import Variants
+
+AT_ONCE = 4096  # rows whose keys are made together: quick, and never all that leads to the keys of a large list in memory
 
 
 @dataclass(frozen=True)
@@ -64,20 +67,33 @@ class Shelf:
     ) -> None:
         self.split, self.source, self.rows, self.variants = split, source, rows, variants
         self.outputs: list[Output] = list(plan.outputs)
-        self._keys, self._stamps = [], []
-        for row in rows:
-            seen = [source.fingerprints(source.variant(row, n), hash_file) for n in range(source.variants)]
-            self._stamps.append(source.stamp(row) if isinstance(source, Remembered) else digest(*seen))
-            for variant in range(len(variants)):
-                self._keys.append(self._row_keys(plan, row, seen[variant // len(variants.changes)], variant))
+        self._keys: list[bytes] = []
+        self._stamps: list[bytes] = []
+        for start in range(0, len(rows), AT_ONCE):
+            self._add(rows[start : start + AT_ONCE], plan, hash_file)
         self.reader = Reader(store, split.units, lambda row, variant: self.keys(row * len(variants) + variant))
 
-    def _row_keys(self, plan: KeyPlan, row: Row, given: Mapping[str, bytes], variant: int) -> bytes:
-        if isinstance(self.source, Remembered):
-            return b"".join(self.source.keys(row, variant, self.outputs, self.split.units))
-        changed = {name: digest(name, value) for name, value in self.variants.change(variant).items()}
-        found = plan.keys({("shared", name): key for name, key in {**given, **changed}.items()}, row.id)
-        return b"".join(found[output] for output in self.outputs)
+    def _add(self, rows: Sequence[Row], plan: KeyPlan, hash_file: HashFile) -> None:
+        """The keys of these rows, after those of the rows before."""
+        source, count = self.source, range(len(self.variants))
+        if isinstance(source, Remembered):
+            self._stamps += map(source.stamp, rows)
+            self._keys += [b"".join(source.keys(row, n, self.outputs, self.split.units)) for row in rows for n in count]
+            return
+        seen = [[source.fingerprints(source.variant(row, n), hash_file) for n in range(source.variants)] for row in rows]
+        self._stamps += [digest(*of_row) for of_row in seen]
+        for _, alike in groupby(zip(rows, seen, strict=True), lambda pair: [list(given) for given in pair[1]]):
+            ids, of_ids = zip(*((row.id, of_row) for row, of_row in alike), strict=True)
+            by_variant = [keys for given in zip(*of_ids, strict=True) for keys in self._by_change(plan, ids, given)]
+            self._keys += [keys for of_row in zip(*by_variant, strict=True) for keys in of_row]
+
+    def _by_change(self, plan: KeyPlan, ids: Sequence[str], given: Sequence[Mapping[str, bytes]]) -> Iterator[list[bytes]]:
+        """For each of the algorithm's changes, the keys of each row, joined. given: what one variant of the data gives each row."""
+        inputs, columns = {("shared", name): [of_row[name] for of_row in given] for name in given[0]}, []
+        for change in self.variants.changes:
+            changed = {("shared", name): [digest(name, value)] * len(ids) for name, value in change.items()}
+            columns = plan.columns({**inputs, **changed}, ids, columns)
+            yield [b"".join(columns[place][n] for place in plan.outputs.values()) for n in range(len(ids))]
 
     def keys(self, place: int) -> dict[Output, bytes]:
         return dict(zip(self.outputs, self._cut(self._keys[place]), strict=True))

@@ -33,6 +33,7 @@ class Split(Protocol):
 
 
 ABSENT = digest("neither the data nor a unit provides it")
+Column = Sequence[bytes]  # a key of each row
 
 
 class KeyPlan:
@@ -52,34 +53,41 @@ class KeyPlan:
         """
         self.context, self.identities, self.seed, self.batch = context, identities, seed, batch
         self.data: dict[Param, int] = {}  # what is taken from the data -> place among the row's keys
-        self._steps: list[
-            tuple[bytes, tuple[int, ...]]
-        ] = []  # key = H(prefix, keys at places); place = -1 - step number
-        self._memory: dict[tuple[bytes, tuple[int, ...]], int] = {}
+        self._memory: dict[tuple[bytes, tuple[int, ...]], int] = {}  # step: (prefix, places) -> -1 - its number
         self._calls: dict[int, dict[str, int]] = {}  # unit -> scope of an output -> place of its unit key
         self._writers = Writers()
         for i in split.needed:
             self._calls[i] = self._unit(split.units, i)
             self._writers.add(i, split.units[i])
-        self.outputs: dict[Output, int] = {
-            (i, p): self._output(i, p) for i, params in split.kept.items() for p in params
-        }
+        outputs = {(i, p): self._output(i, p) for i, params in split.kept.items() for p in params}
+        # Now that all data are known, each step's key has its place after them: key = H(prefix, keys at places).
+        self._steps = [(prefix, [self._after_data(place) for place in places]) for prefix, places in self._memory]
+        self.outputs: dict[Output, int] = {output: self._after_data(place) for output, place in outputs.items()}
 
     def keys(self, inputs: Mapping[Param, bytes], row_id: str) -> dict[Output, bytes]:
         """Key of every kept output. inputs: key of every value that the data provide for this row, 16 bytes each."""
-        if any(type(param) is not tuple or len(key) != KEY_BYTES for param, key in inputs.items()):
-            raise ValueError(f"inputs map (scope, name) to {KEY_BYTES} bytes, here is {dict(inputs)}")
+        columns = self.columns({param: [key] for param, key in inputs.items()}, [row_id])
+        return {output: columns[place][0] for output, place in self.outputs.items()}
+
+    def columns(
+        self, inputs: Mapping[Param, Sequence[bytes]], row_ids: Sequence[str], before: Sequence[Column] = ()
+    ) -> list[Column]:
+        """Keys of many rows: a column for each place, in which `outputs` has its own. inputs: as of `keys`, of each row.
+
+        before: the columns of the same rows with some other inputs; what both share is not hashed again."""
+        for param, keys in inputs.items():
+            if type(param) is not tuple or not {KEY_BYTES}.issuperset(map(len, keys)) or len(keys) != len(row_ids):
+                raise ValueError(f"inputs map (scope, name) to {KEY_BYTES} bytes for each row, here is {param!r}: {keys!r:.80}")
         given = dict(inputs)
         if ROW in self.data:
-            given[ROW] = digest(self.seed, row_id)
+            given[ROW] = [digest(self.seed, row_id) for row_id in row_ids]
         if EVERYTHING in self.data:
-            given[EVERYTHING] = digest(inputs)
-        known = [given.get(param, ABSENT) for param in self.data]
-        first = len(known)
+            given[EVERYTHING] = [digest({param: keys[n] for param, keys in inputs.items()}) for n in range(len(row_ids))]
+        columns = [given.get(param) or [ABSENT] * len(row_ids) for param in self.data]
         for prefix, places in self._steps:
-            read = [known[place if place >= 0 else first - 1 - place] for place in places]
-            known.append(blake2b(prefix + b"".join(read), digest_size=KEY_BYTES).digest())
-        return {output: known[first - 1 - place] for output, place in self.outputs.items()}
+            shared = before and all(columns[place] is before[place] for place in places)
+            columns.append(before[len(columns)] if shared else _hashed(prefix, [columns[place] for place in places], len(row_ids)))
+        return columns
 
     def _unit(self, units: Sequence[Unit], i: int) -> dict[str, int]:
         """Places of the unit's key by the scope of what it writes; they differ when each side is a call of its own."""
@@ -141,8 +149,14 @@ class KeyPlan:
 
     def _step(self, prefix: bytes, places: list[int]) -> int:
         """Place of H(prefix, keys at `places`)."""
-        step = (prefix, tuple(places))
-        if step not in self._memory:
-            self._steps.append(step)
-            self._memory[step] = -len(self._steps)
-        return self._memory[step]
+        return self._memory.setdefault((prefix, tuple(places)), -1 - len(self._memory))
+
+    def _after_data(self, place: int) -> int:
+        return place if place >= 0 else len(self.data) - 1 - place
+
+
+def _hashed(prefix: bytes, columns: Sequence[Column], rows: int) -> list[bytes]:
+    """H(prefix, keys) for each row's keys in `columns`, which may be none; rows that share them are hashed once."""
+    read = list(map(b"".join, zip(*columns, strict=True))) if columns else [b""] * rows
+    made = {keys: blake2b(prefix + keys, digest_size=KEY_BYTES).digest() for keys in set(read)}
+    return [made[keys] for keys in read]

@@ -30,14 +30,14 @@ class Sources:
         layout = Layout(Path(root))
         self.reading = reading
         self.read = 0  # files whose content was read
-        self._unread: set[int] = set()  # beginnings of the stamps of those that would have been, had `reading` been on
+        self._unread: set[int] = set()  # beginnings of the keys of those that would have been, had `reading` been on
         self._hashes = Segments(layout, layout.sources, FORMAT, "hashes", KEY_BYTES, verify is not Verify.full)
 
     def hash_file(self, path: Path) -> bytes:
         """blake2b-128 of the file's content; of one that is not to be read, what no content has. Raises OSError."""
         name = os.path.abspath(path)
         if not self.reading and not len(self._hashes):  # none is remembered
-            return self._not_read(digest("file", name))
+            return self._not_read(name)
         status = os.stat(name)
         key = stamp(name, status)
         found = self._hashes.find(key)
@@ -50,9 +50,11 @@ class Sources:
             self._hashes.add(key, found, name, status, begun)
         return found
 
-    def _not_read(self, key: bytes) -> bytes:
+    def _not_read(self, file: str | bytes) -> bytes:
+        """file: its name, or its stamp where there is one."""
+        key = digest("not read", file)
         self._unread.add(int.from_bytes(key[:7]))
-        return digest("not read", key)
+        return key
 
     @property
     def unread(self) -> int:

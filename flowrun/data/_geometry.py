@@ -76,9 +76,8 @@ class Geometry:
         return max(1, math.floor(height * factor)), max(1, math.floor(width * factor))
 
     def _bucket(self, height: int, width: int) -> tuple[int, int] | None:
-        """The nearest in log(width / height), the larger of two; None when the picture would have to be enlarged."""
-        all_sizes = buckets(self.area, self.multiple_of, self.max_aspect)
-        nearest = min(all_sizes, key=lambda size: (abs(math.log(size[1] / size[0] * height / width)), -size[0] * size[1]))
+        """None when the picture would have to be enlarged."""
+        nearest = _nearest(self.area, self.multiple_of, self.max_aspect, height, width)
         enlarged = nearest[0] > height or nearest[1] > width
         return None if enlarged and not self.upscale else nearest
 
@@ -115,6 +114,13 @@ class Geometry:
         if area < self.multiple_of**2:
             least = f"give at least multiple_of squared = {self.multiple_of**2}"
             raise ConfigError(f"data.geometry.{name}", f"is {area}", least)
+
+
+@lru_cache(maxsize=1 << 16)
+def _nearest(area: int, multiple_of: int, max_aspect: float, height: int, width: int) -> tuple[int, int]:
+    """The bucket that is nearest in log(width / height), the larger of two."""
+    sizes = buckets(area, multiple_of, max_aspect)
+    return min(sizes, key=lambda size: (abs(math.log(size[1] / size[0] * height / width)), -size[0] * size[1]))
 
 
 @lru_cache(maxsize=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +69,10 @@ def sizes_of(files: Sequence[File], max_pixels: int, full: bool, looks: Looks | 
 
 
 def _begin() -> None:
-    """In each process of several: Ctrl-C is for the one that started it, and it ends with that one."""
+    """In each process of several: Ctrl-C is for the one that started it, and it ends with that one. Nothing of that one's
+    becomes garbage here: to search it would also copy all of it."""
+    gc.freeze()
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     Thread(target=_end_with, args=(parent_process().sentinel,), daemon=True).start()

@@ -26,9 +26,10 @@ class Member:
     def open(self) -> BinaryIO:
         return io.BufferedReader(_Window(self.path, self.offset, self.size))
 
-    def read(self) -> bytes:
-        with self.open() as file:
-            return file.read()
+    def read_from(self, file: BinaryIO) -> bytes:
+        """All of it. file: `path`, open: many small members cost little then."""
+        file.seek(self.offset)
+        return file.read(self.size)
 
 
 File = Path | Member

@@ -149,7 +149,7 @@ class Pictures(Source):
         return self.config.geometry.apply(ImageOps.mirror(upright) if look.flipped else upright, size, look.at)
 
     def fingerprints(self, row: Row, hash_file: HashFile) -> dict[str, bytes]:
-        look = row.extra.get("look", Look(row.prompt))
+        look = row.extra.get("look") or Look(row.prompt)
         seen = [] if (look.flipped, look.at) == (False, CENTRE) else [look.flipped, look.at]
         first = next(iter(row.files))
         return {

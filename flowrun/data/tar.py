@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from flowrun.config import ConfigError, DataError
 from flowrun.data import _picture as picture
@@ -31,13 +32,15 @@ class Tar(Pictures):
     def find(self) -> Found:
         found = Found()
         for archive in _archives(self.config.path):
-            for name, parts in _grouped(archive).items():
-                self._add(found, f"{archive.name}/{name}", f"{archive}/{name}", parts)
+            grouped = _grouped(archive)
+            with open(archive, "rb") as file:
+                for name, parts in grouped.items():
+                    self._add(found, f"{archive.name}/{name}", f"{archive}/{name}", parts, file)
         if not found.entries:
             raise ConfigError("data.path", f"{self.place()} holds no pictures", f"pictures end in {', '.join(picture.EXTENSIONS)}")
         return found
 
-    def _add(self, found: Found, row_id: str, where: str, parts: Sequence[tuple[str, Member]]) -> None:
+    def _add(self, found: Found, row_id: str, where: str, parts: Sequence[tuple[str, Member]], archive: BinaryIO) -> None:
         """parts: (ending, member) of one name, in the archive's order."""
         rule, members = self.config.caption, dict(parts)
         pictures = [ending for ending in members if ending in picture.EXTENSIONS]
@@ -52,7 +55,7 @@ class Tar(Pictures):
         try:
             if rule.ending not in members:
                 raise CaptionFault(f"has no caption {rule.ending}, only {', '.join(members)}")
-            captions = captions_in(members[rule.ending].read(), rule, rule.ending)
+            captions = captions_in(members[rule.ending].read_from(archive), rule, rule.ending)
         except CaptionFault as error:
             faults.append(str(error))
         found.entries.append(Entry(row_id, where, {"image": members[pictures[0]]}, captions, faults))

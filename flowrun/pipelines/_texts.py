@@ -39,7 +39,8 @@ def long_texts(name: str, tokenizer: Callable[[], Any], most: int, texts: Sequen
     around: how many of them a tokenizer's template takes. A token is at least one byte, so most texts need no counting, and
     without long ones the tokenizer is not asked for."""
     different = list(dict.fromkeys(texts))
-    long = [text for text in different if len(text.encode()) > most - MARKS - TEMPLATE]
+    added = MARKS if around is no_template else MARKS + TEMPLATE
+    long = [text for text in different if len(text.encode()) > most - added]
     if not long:
         return []
     most -= around(tokenizer())

@@ -86,8 +86,9 @@ def _million(root: Path) -> Figure:
 
 def _keys() -> Figure:
     units = [Unit(name=f"u{i}", input_params=(f"p{i}",), output_params=(f"p{i + 1}",), process=_key) for i in range(3)]
-    plan, given = KeyPlan(split("replay", units, {"transformer"}), {}, b"", 0), {("shared", "p0"): _key(0)}
-    taken = best(lambda: [plan.keys(given, str(row)) for row in range(1000)], 5) / 1000 * 10_000
+    plan = KeyPlan(split("replay", units, {"transformer"}), {}, b"", 0)
+    given, rows = {("shared", "p0"): list(map(_key, range(10_000)))}, list(map(str, range(10_000)))
+    taken = best(lambda: plan.columns(given, rows), 5)
     return Figure("keys of 10,000 rows through 3 units", f"{taken:.2f} s", "< 1 s", taken < 1)
 
 

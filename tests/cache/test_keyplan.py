@@ -250,6 +250,21 @@ def test_inputs_in_another_form_are_refused(inputs: dict) -> None:
         keys([text()], inputs)
 
 
+def test_many_rows_have_the_keys_that_each_has_alone() -> None:
+    """Also when another input replaces theirs, of whose keys those that depend on no change are not made anew."""
+    units = [text(), latents(), unit("draw", "embeds", "noise", random="frozen"), unit("nothing", "", "one"),
+             unit("all", take_over=True), unit("last", "moments absent", "end")]  # fmt: skip
+    plan = KeyPlan(Kept(units), IDENTITIES, b"", 0)
+    prompts, images, rows = [b"p" * 16, b"q" * 16, b"p" * 16], [b"i" * 16, b"j" * 16, b"k" * 16], ["a", "b", "c"]
+    given = {("shared", "prompt"): prompts, ("shared", "image"): images}
+    before: list = []
+    for inputs in (given, given | {("shared", "prompt"): [b"e" * 16] * 3}, given | {("shared", "more"): images}):
+        before = plan.columns(inputs, rows, before)
+        for n, row in enumerate(rows):
+            alone = plan.keys({param: column[n] for param, column in inputs.items()}, row)
+            assert {output: before[place][n] for output, place in plan.outputs.items()} == alone
+
+
 names = st.sampled_from("abc")
 
 
