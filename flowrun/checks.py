@@ -18,15 +18,6 @@ from flowrun.plan import names, pixels
 from flowrun.splitters import Split
 
 
-def refuse_accelerators(run: Run) -> None:
-    for slot in ("shared", "rollout"):
-        if getattr(run.acceleration, slot):
-            names = ", ".join(getattr(run.acceleration, slot))
-            raise ConfigError(
-                f"acceleration.{slot}", f"names {names}, but this version has no accelerators", "leave it empty"
-            )
-
-
 def check_trained(
     pipeline: Pipeline, trained: Sequence[str], task: Task, adapter: adapters.Config
 ) -> tuple[list[str], list[str]]:

@@ -34,6 +34,8 @@ def explain(assembly: Assembly) -> Plan:
         plan.add("memory", _memory(assembly))
     plan.add("cache", _cache(assembly))
     plan.add("train", _train(assembly))
+    for slot, lines in assembly.accelerated.items():
+        plan.add(slot, lines)
     plan.add("samples", _samples(assembly))
     plan.add("results", [_place(assembly, stage) for stage in shown])
     return plan

@@ -93,14 +93,14 @@ def denoise(pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapp
     def velocity(x: Tensor, sigma: Tensor) -> Tensor:
         rows, found = torch.cat([x] * copies), []  # [B or 2 B, C, (f,) h, w]
         for name in branches:
-            with cache.branch(name):
+            with cache.branch(name, sigma):
                 found.append(pipeline.velocity(prepared[name], rows, sigma.expand(len(rows))))
         v = torch.cat(found)
         if progress is not None:
             progress()
         return pipeline.guide(*v.chunk(2), pipeline.guidance_at(sigma, guidance)) if guided else v  # [B, C, (f,) h, w]
 
-    with torch.no_grad(), evaluating(*networks), cache.walk():
+    with torch.no_grad(), evaluating(*networks), cache.walk(len(sigmas) - 1):
         prepared = {name: pipeline.begin(given, sigmas[:-1], torch.cat([noise] * copies)) for name, given in branches.items()}
         return solve(velocity, pipeline.start(noise, sigmas), sigmas)
 

@@ -12,7 +12,7 @@ import yaml
 from flowrun import adapters, overrides
 from flowrun.compose import CONF, compose, option_names
 from flowrun.config import CacheSettings, Model, Optimizer, Run, Sample, Task, Train
-from flowrun.registry import ALGORITHMS, PIPELINES, SOURCES, SPLITTERS
+from flowrun.registry import ACCELERATORS, ALGORITHMS, PIPELINES, SOURCES, SPLITTERS
 from flowrun.tracking import TRACKERS
 
 OPTIONS = [(group, name) for group, names in option_names([CONF]).items() for name in names]
@@ -25,6 +25,7 @@ PLUG_INS = {  # of plug-ins: group -> (registry, the field that names the plug-i
     "data": (SOURCES, "source", None),
     "task": (ALGORITHMS, "algorithm", Task),
 }
+SLOTS = ("acceleration/shared", "acceleration/rollout")
 FILES = sorted(CONF.rglob("*.yaml"))
 
 
@@ -61,6 +62,8 @@ def schemas():
             yield group, name, SECTIONS[group], section(group, name)
         if group == "tracker":
             yield group, name, TRACKERS.find(name, "tracker").Config, content(group, name)[name]
+        if group in SLOTS:
+            yield group, name, ACCELERATORS.find(name, group).Config, content(group, name)[name]
         if group in PLUG_INS:
             registry, selector, beside = PLUG_INS[group]
             node = section(group, name)
@@ -80,7 +83,9 @@ def test_all_options_are_covered():
 
 @cache
 def composed(group, name):
-    return compose([choose(group, name)])
+    needed = content(group, name)[name] if group in SLOTS else {}
+    must = [f"{group.replace('/', '.')}.{name}.{field}=native" for field, value in needed.items() if value == "???"]
+    return compose([choose(group, name), *must])
 
 
 def quick(group, name):
@@ -138,6 +143,7 @@ def test_every_plug_in_has_an_option():
         used = {section(group, name)[selector] for g, name in OPTIONS if g == group}
         assert used == set(registry.names()), group
     assert {name for group, name in OPTIONS if group == "tracker"} == set(TRACKERS.names())
+    assert {name for group, name in OPTIONS if group in SLOTS} == set(ACCELERATORS.names())
 
 
 def test_config_lists_every_general_field():

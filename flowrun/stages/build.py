@@ -57,7 +57,8 @@ def build_training(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
     trackers = Trackers(assembly.trackers, _tracked(assembly, folder, start)) if dist.is_main else None
     preview = Preview(run.sample, pipeline, _asked(assembly, executor(assembly.prompt_split.units)), folder / "samples")
     return Training(
-        trainer, preview, checkpoints, trackers, folder, assembly.task.trainable_models, assembly.adapter, start
+        trainer, preview, checkpoints, trackers, folder, assembly.task.trainable_models, assembly.adapter, start,
+        assembly.accelerators.shared,
     )
 
 

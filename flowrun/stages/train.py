@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flowrun import adapters
+from flowrun.accelerators import Accelerator, applied, report
 from flowrun.checkpoint import Checkpoints
 from flowrun.config import Stopped
 from flowrun.progress import Progress, peak_memory_gb
@@ -29,7 +32,7 @@ RECENT = 50  # last steps whose mean loss is the run's result
 
 @dataclass
 class Training:
-    """A trainer and where its results go. trackers: None on processes other than the first."""
+    """A trainer and where its results go. trackers: None on processes other than the first. accelerators: of the shared slot."""
 
     trainer: Trainer
     preview: Preview
@@ -39,6 +42,7 @@ class Training:
     trainable: list[str]
     adapter: adapters.Config
     start: int
+    accelerators: Sequence[Accelerator]
 
     def run(self) -> dict[str, Any]:
         """The updates from `start` to the end. Returns the figures for result.json.
@@ -46,7 +50,10 @@ class Training:
         Raises Stopped, after saving, when asked to stop; Failure on a loss that is not finite."""
         failed = True
         try:
-            result = self._run(self.trainer, self.start)
+            with applied(self.accelerators, self.trainer.pipeline):
+                for accelerator in self.accelerators:
+                    self.trainer.dist.each(partial(accelerator.prove, self.trainer.pipeline, self.trainer.trial))
+                result = self._run(self.trainer, self.start) | report(self.accelerators)
             if self.trackers:
                 self.trackers.summary(result)
             failed = False

@@ -36,7 +36,7 @@ MISTAKES = [
     ("tracker=[csv,wandbb]", "tracker: there is no option 'wandbb'; did you mean wandb? options: csv, tensorboard, wandb"),
     ("model=bagel", "model: there is no option 'bagel'; neither diffusers nor transformers has BAGEL's network"),
     ("experiment=smok", "experiment: there is no option 'smok'; did you mean smoke?"),
-    ("acceleration/shared=[x]", "acceleration/shared: has no options here; put one into a folder of yours"),
+    ("acceleration/shared=[x]", "acceleration/shared: there is no option 'x'; known: attention_backend, torch_compile"),
     ("+task=sft", "task: is chosen twice; write task=OPTION once, without +"),
     ("experiment=null", "experiment: null is no option; choose an option, experiment=NAME, or leave it out"),
     ("acceleration/shared=null", "acceleration/shared: null is no option; acceleration/shared=[] chooses none"),
