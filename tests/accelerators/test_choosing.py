@@ -9,11 +9,11 @@ import pytest
 
 from flowrun.accelerators import Accelerator, Chosen, applied, choose, report, rollout_applied
 from flowrun.algorithms import Algorithm, Paradigm, Rereads
+from flowrun.algorithms.sft import Sft
 from flowrun.compose import CONF, compose
 from flowrun.config import Acceleration, ConfigError
 from flowrun.entries import normalised
 from flowrun.registry import ACCELERATORS, WrongKind
-from flowrun.run import assemble
 from tests.accelerators import noted
 from tests.accelerators.noted import Cautious, Circling, Noted, Sampled
 
@@ -103,44 +103,39 @@ def test_mistakes_of_form_are_one_line(texts: tuple[str, ...], line: str) -> Non
     assert str(error.value).startswith(line)
 
 
-TINY = ("model=emoji_tiny", "sample.prompts=[]", "tracker=[csv]", "data.captions=[pear]", "dry_run=true")
+def entry(name: str, **params: Any) -> dict[str, Any]:
+    return {"name": name, "params": params}
 
 
 @pytest.mark.parametrize(
-    ("texts", "line"),
+    ("slot", "value", "line"),
     [
-        (("acceleration/shared=[torch_compile,attention_backend]", GROUP[1]),
-         "acceleration.shared: attention_backend must come before torch_compile; the right order is [attention_backend, torch_compile]"),
-        (("acceleration.shared=[{name:diffusers_cache}]",),
-         "acceleration.shared.diffusers_cache: works in rollouts only; choose it with 'acceleration/rollout=[diffusers_cache]'"),
-        (("acceleration.rollout={name:torch_compile}",),
-         "acceleration.rollout.torch_compile: changes training too, so as a change of rollouts it would do nothing; choose"),
-        (("acceleration/rollout=[diffusers_cache]",),
-         "acceleration.rollout.diffusers_cache: Sft has no rollouts, so it would do nothing; set 'acceleration/rollout=[]'"),
-        (("acceleration.shared={name:torch_compil}",), "acceleration.shared.torch_compil: there is no accelerator 'torch_compil'; did you"),
-        (("acceleration.shared={name:zzz}",),
-         "acceleration.shared.zzz: there is no accelerator 'zzz'; known: attention_backend, diffusers_cache, torch_compile"),
-        (("acceleration.shared={name:torch_compile,params:{dynamik:true}}",),
-         "acceleration.shared.torch_compile.compile_kwargs.dynamik: is no argument of torch.compile; did you mean dynamic?"),
-        (("acceleration.shared={name:torch_compile,params:{mode:fast}}",),
-         "acceleration.shared.torch_compile.mode: there is no 'fast'; "),
-        (("acceleration.shared={name:torch_compile,params:{dynamic:true,compile_kwargs:{dynamic:false}}}",),
-         "acceleration.shared.torch_compile.dynamic: stands in compile_kwargs too; give it once"),
-        (("acceleration/shared=[torch_compile]", "acceleration.shared.torch_compile.recompile_limit=0"),
-         "acceleration.shared.torch_compile.recompile_limit: is 0; must be at least 1"),
-        (("acceleration.shared={name:attention_backend}",), "acceleration.shared.attention_backend.backend: is not given; "),
-        (("acceleration.shared={name:attention_backend,params:{backend:native,k:1}}",),
-         "acceleration.shared.attention_backend.k: is no setting; "),
-        (("acceleration.shared={name:tests.accelerators.noted.Noted,params:{k:x}}",),
-         "acceleration.shared.Noted.k: 'x' has the wrong type; give a whole number"),
-        (("acceleration.shared={name:tests.plugins:NoPicture}",),
-         "acceleration.shared.tests.plugins:NoPicture: tests.plugins:NoPicture is no accelerator; derive it from "),
+        ("shared", [entry("torch_compile"), entry("attention_backend", backend="native")],
+         ": attention_backend must come before torch_compile; the right order is [attention_backend, torch_compile]"),
+        ("shared", entry("diffusers_cache"),
+         ".diffusers_cache: works in rollouts only; choose it with 'acceleration/rollout=[diffusers_cache]'"),
+        ("rollout", entry("torch_compile"),
+         ".torch_compile: changes training too, so as a change of rollouts it would do nothing; choose it with"),
+        ("rollout", entry("diffusers_cache"),
+         ".diffusers_cache: Sft has no rollouts, so it would do nothing; set 'acceleration/rollout=[]'"),
+        ("shared", entry("torch_compil"), ".torch_compil: there is no accelerator 'torch_compil'; did you mean torch_compile?"),
+        ("shared", entry("zzz"), ".zzz: there is no accelerator 'zzz'; known: attention_backend, diffusers_cache, torch_compile"),
+        ("shared", entry("torch_compile", dynamik=True),
+         ".torch_compile.compile_kwargs.dynamik: is no argument of torch.compile; did you mean dynamic?"),
+        ("shared", entry("torch_compile", mode="fast"), ".torch_compile.mode: there is no 'fast'; "),
+        ("shared", entry("torch_compile", dynamic=True, compile_kwargs={"dynamic": False}),
+         ".torch_compile.dynamic: stands in compile_kwargs too; give it once"),
+        ("shared", entry("torch_compile", recompile_limit=0), ".torch_compile.recompile_limit: is 0; must be at least 1"),
+        ("shared", entry("attention_backend"), ".attention_backend.backend: is not given; "),
+        ("shared", entry("attention_backend", backend="native", k=1), ".attention_backend.k: is no setting; "),
+        ("shared", entry("tests.accelerators.noted.Noted", k="x"), ".Noted.k: 'x' has the wrong type; give a whole number"),
+        ("shared", entry("tests.plugins:NoPicture"), ".tests.plugins:NoPicture: tests.plugins:NoPicture is no accelerator; derive it"),
     ],
 )  # fmt: skip
-def test_mistakes_of_content_are_one_line_before_weights_are_loaded(texts: tuple[str, ...], line: str) -> None:
+def test_mistakes_of_content_are_one_line(slot: str, value: Any, line: str) -> None:
     with pytest.raises(ConfigError) as error:
-        assemble([*TINY, *texts])
-    assert str(error.value).startswith(line), error.value
+        choose(Acceleration(**{slot: normalised(slot, value, CONF)}), Sft)
+    assert str(error.value).startswith(f"acceleration.{slot}{line}"), error.value
 
 
 @pytest.mark.parametrize("name", ["tests.accelerators.noted:Noted", "tests.accelerators.noted.Noted"])

@@ -156,8 +156,7 @@ def test_a_machine_without_a_compiler_is_told_so_before_weights_are_loaded(monke
         compiler(backend="inductor").check(assembled("emoji_tiny"))
 
 
-@pytest.mark.parametrize("mode", ["full", "regional"])
-@pytest.mark.parametrize("rereads", list(Rereads))
+@pytest.mark.parametrize(("mode", "rereads"), [*(("full", rereads) for rereads in Rereads), ("regional", Rereads.log_probs)])
 def test_gradients_are_on_in_rollouts_only_where_steps_are_compared(rereads: Rereads, mode: str, pipeline: Holder) -> None:
     compared = rereads in (Rereads.transitions, Rereads.log_probs)
     with applied([compiler(mode, rereads)], pipeline), torch.no_grad():
