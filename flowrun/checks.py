@@ -23,15 +23,6 @@ BROUGHT_BY = {"image": "data=folder data.path=DIR", "video": "data=video data.pa
 PICTURE = "data=table data.path=FILE +data.columns.pictures.{0}=COLUMN, or data=folder data.path=DIR +data.pictures.{0}=DIR"
 
 
-def refuse_accelerators(run: Run) -> None:
-    for slot in ("shared", "rollout"):
-        if getattr(run.acceleration, slot):
-            names = ", ".join(getattr(run.acceleration, slot))
-            raise ConfigError(
-                f"acceleration.{slot}", f"names {names}, but this version has no accelerators", "leave it empty"
-            )
-
-
 def check_trained(
     pipeline: Pipeline, trained: Sequence[str], task: Task, adapter: adapters.Config
 ) -> tuple[list[str], list[str]]:

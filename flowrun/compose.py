@@ -18,6 +18,7 @@ from yaml import MarkedYAMLError
 
 from flowrun import overrides
 from flowrun.config import ConfigError, Run
+from flowrun.entries import normalised
 from flowrun.wording import check_fields, check_finite, from_omegaconf, suggest
 
 HERE = Path(__file__).resolve().parent
@@ -47,9 +48,12 @@ def to_run(cfg: DictConfig) -> Run:
     try:
         check_fields(cfg)
         check_finite(OmegaConf.to_container(cfg, resolve=True))
-        return OmegaConf.to_object(cfg)
+        run = OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
         raise from_omegaconf(error) from error
+    for slot in ("shared", "rollout"):
+        setattr(run.acceleration, slot, normalised(slot, getattr(run.acceleration, slot), CONF))
+    return run
 
 
 def option_folders(config_dir: str | None = None) -> list[Path]:

@@ -236,8 +236,11 @@ class Task:
 
 @dataclass(kw_only=True, slots=True)
 class Acceleration:
+    """Of a composed run: name -> settings, in the order of application; None: no accelerators."""
+
     shared: Any = None
     rollout: Any = None
+    probe: bool = True
 
 
 @dataclass(kw_only=True, slots=True)
@@ -270,8 +273,3 @@ class Run:
             if not isinstance(getattr(self, name), dict):
                 fix = f"choose an option, {name}=NAME; --help lists them"
                 raise ConfigError(name, f"is {getattr(self, name)}", fix)
-        for name in ("shared", "rollout"):
-            chosen = getattr(self.acceleration, name)
-            if chosen is not None and not isinstance(chosen, dict):
-                fix = f"choose options with 'acceleration/{name}=[NAME,...]'"
-                raise ConfigError(f"acceleration.{name}", f"is {chosen}, not a mapping of options", fix)

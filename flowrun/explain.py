@@ -37,6 +37,8 @@ def explain(assembly: Assembly) -> Plan:
     if assembly.learned is not None:
         plan.add("rollout", online.told(assembly.learned, run, assembly.algorithm))
     plan.add("train", _train(assembly))
+    for slot, lines in assembly.accelerated.items():
+        plan.add(slot, lines)
     plan.add("samples", _samples(assembly))
     plan.add("results", [_place(assembly, stage) for stage in shown])
     return plan

@@ -40,7 +40,7 @@ class Guided:
     def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
         rows, found = torch.cat([x] * self._copies), []  # [B or 2 B, C, (f,) h, w]
         for name, prepared in self._prepared.items():
-            with self.cache.branch(name):
+            with self.cache.branch(name, sigma):
                 found.append(self.pipeline.velocity(prepared, rows, sigma.expand(len(rows))))
         v = torch.cat(found)
         if self.guidance == 1:

@@ -29,6 +29,7 @@ def check(texts: Sequence[str], groups: Collection[str]) -> list[Override]:
     for override in parsed:
         if override.key_or_group in groups and not override.is_delete():
             _check_choice(override.key_or_group, override)
+    _refuse_twice(parsed)
     chosen = {override.key_or_group for override in parsed if "/" in override.key_or_group}
     for override in parsed:
         key = override.key_or_group
@@ -51,6 +52,15 @@ def _values(override: Override) -> Iterator[Any]:
         yield from value.list
     elif not override.is_sweep_override():
         yield value
+
+
+def _refuse_twice(parsed: Sequence[Override]) -> None:
+    """An option that is chosen in one argument and appended in another is merged by Hydra without a word."""
+    for group in LISTS:
+        given = [o for o in parsed if o.key_or_group == group and not o.is_delete() and not o.is_sweep_override()]
+        names = [str(name) for o in given for name in (o.value() if isinstance(o.value(), list) else [o.value()])]
+        if any(o.is_add() for o in given) and (twice := sorted({name for name in names if names.count(name) > 1})):
+            raise ConfigError(group, f"{', '.join(twice)} is chosen twice", "name each option once")
 
 
 def _check_choice(group: str, override: Override) -> None:

@@ -21,6 +21,10 @@ from flowrun.config import ConfigError
 from flowrun.wording import check_fields, field_names, from_omegaconf, suggest, unknown
 
 
+class WrongKind(ConfigError, TypeError):
+    """A class that is named as a plug-in and is none of its kind."""
+
+
 @dataclass(frozen=True)
 class Registry:
     """One kind of plug-in. kind: the noun for messages; package: its folder; base_name: its base class."""
@@ -41,7 +45,7 @@ class Registry:
     def find(self, name: str, key: str) -> type:
         """The plug-in's class. key: the setting that names it, for messages.
 
-        Raises ConfigError when there is no such module or class, or when the class is not of this kind."""
+        Raises ConfigError when there is no such module or class, WrongKind when the class is not of this kind."""
         return self._outside(name, key) if ":" in name else self._inside(name, key)
 
     def build(self, key: str, cls: type, node: Any, beside: type | None = None) -> Any:
@@ -79,7 +83,7 @@ class Registry:
             fix = suggest(class_name, names) if names else f"derive one from {self.package}.{self.base_name}"
             raise ConfigError(key, f"{module_name} has no {class_name!r}", fix)
         if not (isinstance(found, type) and issubclass(found, base)):
-            raise ConfigError(key, f"{name} is no {self.kind}", f"derive it from {self.package}.{self.base_name}")
+            raise WrongKind(key, f"{name} is no {self.kind}", f"derive it from {self.package}.{self.base_name}")
         return found
 
 
@@ -121,5 +125,6 @@ def common(key: str, schema: type, node: Any) -> Any:
 PIPELINES = Registry("pipeline", "flowrun.pipelines", "Pipeline")
 SOURCES = Registry("data source", "flowrun.data", "Source")
 ALGORITHMS = Registry("algorithm", "flowrun.algorithms", "Algorithm")
+ACCELERATORS = Registry("accelerator", "flowrun.accelerators", "Accelerator")
 SPLITTERS = Registry("splitter", "flowrun.splitters", "Splitter")
 REWARDS = Registry("reward", "flowrun.rewards", "Reward")

@@ -31,8 +31,9 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Walked:
-    """What is kept of B walks. sigmas: [T + 1]. steps: those that injected noise, rising. states: step -> x before it, and of
-    the step after it; log_probs: step -> [B]. noise, clean: where the walks began and ended, [B, C, (f,) h, w]."""
+    """What is kept of B walks. sigmas: [T + 1]. steps: those that injected noise, rising. noise, clean: where the walks began and
+    ended, [B, C, (f,) h, w]. states: step -> x before it, and of the step after it; log_probs: step -> [B]; means: step -> where it
+    would have come to without its noise."""
 
     sigmas: Tensor
     steps: tuple[int, ...]
@@ -40,6 +41,7 @@ class Walked:
     clean: Tensor
     states: Mapping[int, Tensor] = field(default_factory=dict)
     log_probs: Mapping[int, Tensor] = field(default_factory=dict)
+    means: Mapping[int, Tensor] = field(default_factory=dict)
 
     def take(self, places: Sequence[int]) -> Walked:
         """Of some of the walks, in this order."""
@@ -51,6 +53,7 @@ class Walked:
             clean=self.clean[picked],
             states={step: x[picked] for step, x in self.states.items()},
             log_probs={step: value[picked] for step, value in self.log_probs.items()},
+            means={step: mean[picked] for step, mean in self.means.items()},
         )
 
 
@@ -76,12 +79,12 @@ class Keys:
 
 
 def walk(velocity: Velocity, x: Tensor, sigmas: Tensor, sampler: Sampler, noisy: Sequence[int], keys: Keys,
-         dtype: torch.dtype, keep: bool) -> Walked:  # fmt: skip
+         dtype: torch.dtype, keep: bool, keep_means: bool = False) -> Walked:  # fmt: skip
     """From x [B, C, (f,) h, w] at sigmas[0] down to the last level: Euler's steps, and at the steps `noisy` the sampler's dynamics.
 
     dtype: states at the ends of noisy steps are rounded to it, so that what is stored is what was walked. keep: whether these
-    states and their log-probabilities are. Call it without gradients."""
-    noise, states, log_probs, second = x, {}, {}, sigmas[1]
+    states and their log-probabilities are; keep_means: whether their means are. Call it without gradients."""
+    noise, states, log_probs, means, second = x, {}, {}, {}, sigmas[1]
     for step, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
         if step in noisy:
             x = _rounded(x, dtype)
@@ -94,8 +97,10 @@ def walk(velocity: Velocity, x: Tensor, sigmas: Tensor, sampler: Sampler, noisy:
         if keep:
             states |= {step: x.to(dtype), step + 1: after.to(dtype)}
             log_probs[step] = log_prob(after, taken, sampler.log_prob)  # [B]
+        if keep_means:
+            means[step] = taken.mean
         x = after
-    return Walked(sigmas=sigmas, steps=tuple(noisy), noise=noise, clean=x, states=states, log_probs=log_probs)
+    return Walked(sigmas=sigmas, steps=tuple(noisy), noise=noise, clean=x, states=states, log_probs=log_probs, means=means)
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from flowrun import adapters, frozen, launch, rundir, tracking
+from flowrun import accelerators, adapters, frozen, launch, rundir, tracking
 from flowrun.algorithms import Algorithm
 from flowrun.algorithms._online import Online
 from flowrun.batches import Batches
@@ -26,7 +26,6 @@ from flowrun.checks import (
     check_sizes,
     check_trained,
     make_batches,
-    refuse_accelerators,
 )
 from flowrun.compose import compose
 from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task, Verify
@@ -60,6 +59,7 @@ class Assembly:
     split: of the units that the loss needs; prompt_split: of those among them that a prompt alone needs.
     cached_first: the cache stage reads every picture to its end.
     learned: how it learns from rollouts; None: from data, in `batches`.
+    accelerated: slot -> what its accelerators do, a line each, if they come to it.
     stages: what this command does, in order. end: batches after which the epochs asked for are complete, else None."""
 
     run: Run
@@ -82,6 +82,8 @@ class Assembly:
     steps: int
     end: int | None
     cached_first: bool
+    accelerators: accelerators.Chosen
+    accelerated: dict[str, list[str]]
     warnings: list[str]
 
     @cached_property
@@ -141,7 +143,6 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
 
     Raises ConfigError for settings, DataError for data."""
     run = run if isinstance(run, Run) else compose(run)
-    refuse_accelerators(run)
     check_precision(run.precision)
     check_processes(run.processes)
     frozen.check_machine(run.memory)
@@ -151,6 +152,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     pipeline, algorithm, source = make_pipeline(run), make_algorithm(run, task), make_source(run)
     if pipeline.sound is not None:
         source.listen(pipeline.sound)
+    chosen = accelerators.choose(run.acceleration, type(algorithm))
     adapter = checked("adapter", adapters.Config, run.adapter)
     trained = adapters.trained_names(task.trainable_models, adapter, pipeline.components())
     pipeline.trained = trained
@@ -198,7 +200,9 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
         steps,
         end,
         cached_first,
-        [*(lessons.warnings if lessons else []), *fitting, *unsure, *unread,
+        chosen,
+        chosen.check(pipeline) if stages[-1] is not Stage.cache else {},
+        [*(lessons.warnings if lessons else []), *chosen.warnings, *fitting, *unsure, *unread,
          *check_sizes(pipeline, run.model.get("weights"), shapes), *check_batch(run, parts[0]),
          *check_optimizer(run.optimizer, steps), *pipeline.long_texts([row.prompt for row in (*rows, *prompts)])],
     )

@@ -90,7 +90,7 @@ def denoise(pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapp
             progress()
         return v
 
-    with torch.no_grad(), evaluating(*networks), FeatureCache(*networks).walk():
+    with torch.no_grad(), evaluating(*networks), FeatureCache(*networks).walk(len(sigmas) - 1):
         guided = Guided(pipeline, conditions, negative, noise, sigmas[:-1], guidance)
         return solve(velocity, pipeline.start(noise, sigmas), sigmas)
 

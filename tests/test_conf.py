@@ -4,6 +4,7 @@ import re
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from typing import get_type_hints
 
 import pytest
@@ -12,7 +13,7 @@ import yaml
 from flowrun import adapters, overrides
 from flowrun.compose import CONF, compose, option_names
 from flowrun.config import CacheSettings, Model, Optimizer, Run, Sample, Task, Train
-from flowrun.registry import ALGORITHMS, PIPELINES, REWARDS, SOURCES, SPLITTERS
+from flowrun.registry import ACCELERATORS, ALGORITHMS, PIPELINES, REWARDS, SOURCES, SPLITTERS
 from flowrun.rewards import Common
 from flowrun.rollout_settings import RolloutSettings
 from flowrun.tracking import TRACKERS
@@ -28,6 +29,7 @@ PLUG_INS = {  # of plug-ins: group -> (registry, the field that names the plug-i
     "task": (ALGORITHMS, "algorithm", Task),
     "reward": (REWARDS, "kind", Common),
 }
+SLOTS = ("acceleration/shared", "acceleration/rollout")
 FILES = sorted(CONF.rglob("*.yaml"))
 
 
@@ -64,6 +66,8 @@ def schemas():
             yield group, name, SECTIONS[group], section(group, name)
         if group == "tracker":
             yield group, name, TRACKERS.find(name, "tracker").Config, section(group, name)
+        if group in SLOTS:
+            yield group, name, ACCELERATORS.find(name, group).Config, content(group, name)[name]
         if group in PLUG_INS:
             registry, selector, beside = PLUG_INS[group]
             node = section(group, name)
@@ -83,7 +87,9 @@ def test_all_options_are_covered():
 
 @cache
 def composed(group, name):
-    return compose([choose(group, name)])
+    needed = content(group, name)[name] if group in SLOTS else {}
+    must = [f"{group.replace('/', '.')}.{name}.{field}=native" for field, value in needed.items() if value == "???"]
+    return compose([choose(group, name), *must])
 
 
 def quick(group, name):
@@ -97,7 +103,7 @@ def test_option_composes(group, name):
     run = composed(group, name)
     assert isinstance(run, Run)
     if group in overrides.LISTS:
-        assert list(getattr(run, group)) == [name]
+        assert list(attrgetter(group.replace("/", "."))(run)) == [name]
 
 
 @pytest.mark.parametrize(("group", "name", "schema", "node"), SCHEMAS, ids=[f"{g}-{n}" for g, n, *_ in SCHEMAS])
@@ -143,6 +149,7 @@ def test_every_plug_in_has_an_option():
         used = {section(group, name)[selector] for g, name in OPTIONS if g == group}
         assert used == set(registry.names()), group
     assert {name for group, name in OPTIONS if group == "tracker"} == set(TRACKERS.names())
+    assert {name for group, name in OPTIONS if group in SLOTS} == set(ACCELERATORS.names())
 
 
 def test_config_lists_every_general_field():

@@ -87,9 +87,9 @@ def test_a_cache_skips_the_same_blocks_as_in_diffusers_pipeline(flux: Any, block
 def test_it_takes_a_context_for_each_branch(flux: Any, blocks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     flux.models["transformer"].enable_cache(FIRST_BLOCK)
     truth = ours(flux, 4.0)
-    monkeypatch.setattr(FeatureCache, "branch", lambda self, name: self._networks[0].cache_context("all"))
+    monkeypatch.setattr(FeatureCache, "branch", lambda self, name, sigma: self._networks[0].cache_context("all"))
     assert (ours(flux, 4.0) - truth).abs().max() > 1e-3
-    monkeypatch.setattr(FeatureCache, "branch", lambda self, name: nullcontext())
+    monkeypatch.setattr(FeatureCache, "branch", lambda self, name, sigma: nullcontext())
     with pytest.raises(ValueError, match="No cache context"):
         ours(flux, 4.0)
 
@@ -144,5 +144,5 @@ def test_a_wrapped_network_is_the_one_with_the_cache_and_without_any_nothing_hap
     assert not FeatureCache(wrapped).per_branch
     flux.models["transformer"].enable_cache(FIRST_BLOCK)
     assert FeatureCache(wrapped).per_branch
-    with FeatureCache(nn.Linear(1, 1)).walk(), FeatureCache(nn.Linear(1, 1)).branch("cond"):
+    with FeatureCache(nn.Linear(1, 1)).walk(1), FeatureCache(nn.Linear(1, 1)).branch("cond", torch.ones(())):
         pass

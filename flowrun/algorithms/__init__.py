@@ -5,36 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from flowrun.graph import Unit
+from flowrun.paradigm import Paradigm as Paradigm
+from flowrun.paradigm import Rereads as Rereads
 
 if TYPE_CHECKING:
     from flowrun.pipelines import Pipeline
-
-
-class Paradigm(Enum):
-    """How the loss relates to the sampling that made its data: coupled re-reads the steps taken (log-probabilities),
-    decoupled only the finished latents or a data set, distillation the states of a teacher's or its own walk."""
-
-    coupled = "coupled"
-    decoupled = "decoupled"
-    distillation = "distillation"
-
-
-class Rereads(Enum):
-    """What a loss takes from the sampling that made its data, from least to most: nothing at all; the latents it ended with;
-    states on the way; pairs of states, compared with the step between them run again; the log-probabilities of its steps."""
-
-    nothing = "nothing"
-    final_latent = "final_latent"
-    states = "states"
-    transitions = "transitions"
-    log_probs = "log_probs"
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +23,7 @@ from flowrun.rollout_settings import Reference
 from flowrun.stages.evaluation import Evaluation
 from flowrun.stages.learner import Learner
 from flowrun.stages.preview import Preview
+from flowrun.stages.probe import Probe
 from flowrun.stages.roller import Roller
 from flowrun.stages.rollout import OLD, SNAPSHOT, START, Learning
 from flowrun.stages.train import Training
@@ -73,7 +73,8 @@ def build_learning(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
     checkpoints = Checkpoints((resume_from or folder) / "checkpoints", run.train.keep)
     learning = Learning(
         settings=made.settings, roller=roller, learner=learner, kept=kept, rewards=made.rewards,
-        evaluation=Evaluation(made.rewards, made.settings.stop), accelerated=nullcontext,
+        evaluation=Evaluation(made.rewards, made.settings.stop), faster=assembly.accelerators.rollout,
+        probe=Probe(roller, learner) if run.acceleration.probe else None,
         **_results(assembly, updates, checkpoints, folder),
     )  # fmt: skip
     return _started(learning, assembly, _resume(learning.load, updates, checkpoints) if resume_from else 0)
@@ -124,6 +125,7 @@ def _results(assembly: Assembly, updates: Updates, checkpoints: Checkpoints, fol
         "folder": folder,
         "trainable": assembly.task.trainable_models,
         "adapter": assembly.adapter,
+        "accelerators": assembly.accelerators.shared,
     }
 
 

@@ -22,7 +22,8 @@ from flowrun.graph import seed_of
 from flowrun.graph.draws import seed_networks
 from flowrun.pipelines import Pipeline
 from flowrun.policies import Policies, Standing
-from flowrun.stages.roller import Epoch
+from flowrun.rollout import Walked
+from flowrun.stages.roller import Chunk, Epoch
 from flowrun.stages.updates import Updates
 
 GREATEST = "_max"  # ends the names of metrics of which the greatest counts, not the mean
@@ -53,7 +54,9 @@ class Learner:
         for place, numbers in enumerate(micros):
             key = seed_of(self.seed, "learn", epoch.number, turn, number, place * self.dist.world + self.dist.rank)
             seed_networks(key)
-            losses = self._losses(epoch, numbers, advantages, valid, torch.Generator().manual_seed(key))
+            chunk = next(chunk for chunk in epoch.chunks if numbers[0] in chunk.numbers)
+            drawn = torch.Generator().manual_seed(key)
+            losses = self._losses(chunk, chunk.places(numbers), advantages[numbers], valid[numbers], drawn)
             for term, loss in enumerate(losses):
                 with self.updates.syncing(place == len(micros) - 1 and term == terms - 1):
                     found.append(self._backward(loss, 1 / (len(micros) * terms)))
@@ -63,13 +66,24 @@ class Learner:
             raise Failure(what, self.updates.remedy(), by_all=True)
         return {**metrics, "grad_norm": self.updates.update(step), "lr": rate}
 
-    def _losses(self, epoch: Epoch, numbers: Sequence[int], advantages: Tensor, valid: Tensor, generator: torch.Generator) -> list:
-        chunk = next(chunk for chunk in epoch.chunks if numbers[0] in chunk.numbers)
-        places = chunk.places(numbers)
+    def batch(self, chunk: Chunk, places: Sequence[int]) -> tuple[Walked, Policies]:
+        """Some of a chunk's pictures, as training asks for them."""
         walked = chunk.walked.take(places)
-        lesson = Lesson(walked, *(values[numbers].to(walked.clean.device) for values in (advantages, valid)))
         conditions, negative = (_taken(part, places) for part in (chunk.conditions, chunk.negative))
-        policies = Policies(self.pipeline, conditions, negative, walked.noise, self.guidance, self.reference, self.old)
+        return walked, Policies(self.pipeline, conditions, negative, walked.noise, self.guidance, self.reference, self.old)
+
+    def trial(self, chunk: Chunk) -> Tensor:
+        """The first loss of a chunk's first micro-batch, its pictures good and bad in turns; the same each time. 0-d, fp32."""
+        places = list(range(self.deal.micro))
+        advantages, valid = torch.tensor([1.0, -0.5] * len(places))[: len(places)], torch.ones(len(places), dtype=torch.bool)
+        losses = self._losses(chunk, places, advantages, valid, torch.Generator().manual_seed(0))
+        with self.dist.autocast():
+            return losses[0]().loss
+
+    def _losses(self, chunk: Chunk, places: Sequence[int], advantages: Tensor, valid: Tensor, generator: torch.Generator) -> list:
+        """advantages, valid: [B], of these pictures."""
+        walked, policies = self.batch(chunk, places)
+        lesson = Lesson(walked, *(values.to(walked.clean.device) for values in (advantages, valid)))
         with self.dist.autocast():
             return self.algorithm.losses(lesson, policies, generator)
 

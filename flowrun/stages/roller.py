@@ -58,7 +58,7 @@ class Epoch:
 
 @dataclass
 class Roller:
-    """rows: numbers of those among the feed's that are sampled. noisy: context of the accelerators of rollouts."""
+    """rows: numbers of those among the feed's that are sampled."""
 
     pipeline: Pipeline
     algorithm: Online
@@ -94,7 +94,12 @@ class Roller:
                 return None
         return Epoch(number, samples, steps, chunks, shown, time.perf_counter() - began)
 
-    def _chunk(self, epoch: int, numbers: range, samples: Sequence[Sample], steps: Sequence[int]) -> Chunk:
+    def first(self) -> Chunk:
+        """This process's first chunk of the first epoch, with the means of its noisy steps, by the weights as they are."""
+        numbers, samples = self.deal.chunks(self.dist.rank)[0], self.samples(0)
+        return self._chunk(0, numbers, [samples[n] for n in numbers], self.settings.sampler.noisy(self.seed, 0), keep_means=True)
+
+    def _chunk(self, epoch: int, numbers: range, samples: Sequence[Sample], steps: Sequence[int], keep_means: bool = False) -> Chunk:
         settings, rows = self.settings.sampler, [self.feed.rows[sample.row] for sample in samples]
         batch = self.feed.batch([Visit(sample.row, epoch) for sample in samples])
         negative = negative_of(self.pipeline, batch) if settings.guidance != 1 else None
@@ -104,10 +109,10 @@ class Roller:
         noise = torch.stack([self.pipeline.noise(shape, g) for g in keys.generators("noise")]).to(self.dist.device)
         sigmas = self.pipeline.schedule(settings.steps, shape).to(self.dist.device)           # [T + 1]
         networks = [self.pipeline.models[name] for name in self.pipeline.denoisers]
-        with self.dist.autocast(), FeatureCache(*networks).walk():
+        with self.dist.autocast(), FeatureCache(*networks).walk(settings.steps):
             guided = Guided(self.pipeline, conditions, negative, noise, sigmas[:-1], settings.guidance)
             walked = walk(guided, self.pipeline.start(noise, sigmas), sigmas, settings, steps, keys, DTYPES[settings.store],
-                          keep=self.algorithm.rereads_steps)  # fmt: skip
+                          self.algorithm.rereads_steps, keep_means)  # fmt: skip
         return Chunk(numbers, conditions, negative, walked)
 
     def _images(self, clean: Tensor) -> Tensor:

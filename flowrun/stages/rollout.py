@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from flowrun import grids
+from flowrun.accelerators import Accelerator, report, rollout_applied
 from flowrun.checkpoint import Checkpoint
 from flowrun.config import Stopped
 from flowrun.flow.advantage import Advantages, advantages
@@ -29,6 +30,7 @@ from flowrun.rollout_settings import Reference, RolloutSettings
 from flowrun.scoring import Scoring
 from flowrun.stages.evaluation import Evaluation
 from flowrun.stages.learner import GREATEST, Learner
+from flowrun.stages.probe import Probe
 from flowrun.stages.roller import Epoch, Roller
 from flowrun.stages.work import Work
 from flowrun.stop import Stop, how_to_go_on
@@ -43,7 +45,8 @@ FIRST = "ratio_off_first"
 
 @dataclass(kw_only=True)
 class Learning(Work):
-    """accelerated: context of what makes sampling faster. totals: seconds by phase, since this start."""
+    """faster: accelerators of the rollout slot. probe: measures all accelerators first, if it is there. totals: seconds by phase,
+    since this start."""
 
     settings: RolloutSettings
     roller: Roller
@@ -51,12 +54,21 @@ class Learning(Work):
     kept: Kept
     rewards: Mapping[str, Chosen]
     evaluation: Evaluation
-    accelerated: Callable[[], AbstractContextManager[None]]
+    faster: Sequence[Accelerator]
+    probe: Probe | None
     totals: Counter = field(default_factory=Counter)
+
+    def run(self) -> dict[str, Any]:
+        if self.probe is None:
+            return super().run()
+        return self.probe.around(super().run, self.accelerators, self.faster)
 
     def work(self) -> dict[str, Any]:
         began, per_epoch, updates = time.monotonic(), self.settings.updates_per_epoch, self.updates
         done, metrics, every = self.start, {}, updates.run.train
+        probed = self.probe.check(self.faster) if self.probe is not None else {}
+        if self.trackers and probed and not done:
+            self.trackers.log(done, probed)
         if not self.preview.path(done).exists():
             metrics = self._look(done)
         bar = Progress("rollout", updates.steps // per_epoch, "epoch", done // per_epoch)
@@ -78,6 +90,11 @@ class Learning(Work):
             self._go_back()
         return self._result(done, metrics, time.monotonic() - began)
 
+    def trial(self) -> Tensor:
+        with torch.no_grad():
+            chunk = self.roller.first()
+        return self.learner.trial(chunk)
+
     def load(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint. Raises ConfigError when it is of other parameters."""
         self.updates.load(checkpoint)
@@ -91,7 +108,7 @@ class Learning(Work):
         if self.settings.reference is Reference.snapshot and number % self.settings.reference_every == 0:
             self.kept.keep(SNAPSHOT)
         dist = self.updates.dist
-        with self.accelerated():
+        with rollout_applied(self.faster, self.updates.pipeline):
             epoch = self.roller.roll(number, self._sampling, scoring, lambda: not dist.any(stop.asked))
         if epoch is None:
             return None
@@ -107,7 +124,7 @@ class Learning(Work):
         spent = {"rollout": epoch.seconds, "reward": scored - sampled, "update": time.perf_counter() - scored}
         self.totals.update(spent)
         self._show(epoch, scores)
-        return {**_described(given), **metrics, **{f"seconds/{phase}": value for phase, value in spent.items()},
+        return {**_described(given), **metrics, **report(self.faster), **{f"seconds/{phase}": value for phase, value in spent.items()},
                 "rollout_share": epoch.seconds / sum(spent.values()), "pictures": float(len(epoch.samples))}  # fmt: skip
 
     def _sampling(self) -> AbstractContextManager[None]:

@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from flowrun.config import Stopped
 from flowrun.progress import Progress, peak_memory_gb
 from flowrun.stages.trainer import Trainer
@@ -26,6 +28,9 @@ RECENT = 50  # last steps whose mean loss is the run's result
 @dataclass(kw_only=True)
 class Training(Work):
     trainer: Trainer
+
+    def trial(self) -> Tensor:
+        return self.trainer.trial()
 
     def work(self) -> dict[str, Any]:
         trainer, start = self.trainer, self.start

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrun.algorithms import Supervised
+from flowrun.algorithms import StepOut, Supervised
 from flowrun.batches import Batches, Visit
 from flowrun.checkpoint import Checkpoint
 from flowrun.config import Failure, Run
@@ -58,6 +58,11 @@ class Trainer:
         norm = self.updates.update(step)
         return {**means, "grad_norm": norm, "lr": rate}
 
+    def trial(self) -> Tensor:
+        """The loss of this process's first batch, with gradients and without an update; the same each time. 0-d, fp32."""
+        visits, _ = self._window(0)[0]
+        return self._loss(0, 0, visits).loss
+
     def _window(self, step: int) -> list[tuple[list[Visit], float]]:
         """This process's micro-batches, each with its share of the rows of the whole step.
 
@@ -72,12 +77,7 @@ class Trainer:
     def _micro(self, step: int, micro: int, visits: list[Visit], share: float, bad: list[str]) -> dict[str, float]:
         """Forward and backward of one micro-batch; its gradients count by its share of the step's rows. bad: gets the
         rows whose loss is not finite."""
-        place = micro * self.dist.world + self.dist.rank  # as `Batches.window` deals them out
-        key = seed_of(self.run.seed, "step", 0, step, place)
-        seed_networks(key)  # dropout inside networks draws from there
-        batch = self.feed.batch(visits)
-        with self.dist.autocast():
-            out = self.algorithm.loss(self.pipeline, batch, torch.Generator().manual_seed(key))
+        out = self._loss(step, micro, visits)
         loss = float(out.loss.detach())
         if not math.isfinite(loss):
             per_row = zip(visits, out.per_row.tolist(), strict=True)
@@ -85,6 +85,14 @@ class Trainer:
         weight = share * self.dist.world
         self.dist.backward(out.loss if weight == 1 else out.loss * weight)
         return {"loss": loss, **{name: float(value) for name, value in out.metrics.items()}}
+
+    def _loss(self, step: int, micro: int, visits: list[Visit]) -> StepOut:
+        place = micro * self.dist.world + self.dist.rank  # as `Batches.window` deals them out
+        key = seed_of(self.run.seed, "step", 0, step, place)
+        seed_networks(key)  # dropout inside networks draws from there
+        batch = self.feed.batch(visits)
+        with self.dist.autocast():
+            return self.algorithm.loss(self.pipeline, batch, torch.Generator().manual_seed(key))
 
     def state(self, step: int) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """(tensors by group, plain data) of everything that an update changes, after `step` of them."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from flowrun import adapters
+from flowrun.accelerators import Accelerator, applied, report
 from flowrun.checkpoint import Checkpoints
 from flowrun.stages.preview import Preview
 from flowrun.stages.updates import Updates
@@ -22,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Work(ABC):
-    """start: updates done before. trackers: of the first process; None on others."""
+    """accelerators: of the shared slot. start: updates done before. trackers: of the first process; None on others."""
 
     updates: Updates
     preview: Preview
@@ -30,6 +32,7 @@ class Work(ABC):
     folder: Path
     trainable: list[str]
     adapter: adapters.Config
+    accelerators: Sequence[Accelerator]
     start: int = 0
     trackers: Trackers | None = None
 
@@ -39,7 +42,11 @@ class Work(ABC):
         Raises Stopped, after saving, when asked to stop; Failure on a loss that is not finite."""
         failed = True
         try:
-            result = self.work()
+            pipeline, dist = self.updates.pipeline, self.updates.dist
+            with applied(self.accelerators, pipeline):
+                for accelerator in self.accelerators:
+                    dist.each(partial(accelerator.prove, pipeline, self.trial))
+                result = self.work() | report(self.accelerators)
             if self.trackers:
                 self.trackers.summary(result)
             failed = False
@@ -47,6 +54,10 @@ class Work(ABC):
         finally:
             if self.trackers:
                 self.trackers.close(failed)
+
+    @abstractmethod
+    def trial(self) -> Tensor:
+        """A loss of the first batch, with gradients and without an update; the same each time. 0-d, fp32."""
 
     @abstractmethod
     def work(self) -> dict[str, Any]: ...

@@ -39,7 +39,7 @@ MISTAKES = [
     ("model=sd3.5", "model: there is no option 'sd3.5'; did you mean sd3_5_large or sd3_5_medium?"),
     ("model=Wan2.2-I2V-A14B", "model: there is no option 'Wan2.2-I2V-A14B'; did you mean wan2_2_i2v_a14b?"),
     ("model=stable", "model: there is no option 'stable'; known: emoji, "),
-    ("acceleration/shared=[x]", "acceleration/shared: has no options here; put one into a folder of yours"),
+    ("acceleration/shared=[x]", "acceleration/shared: there is no option 'x'; known: attention_backend, torch_compile"),
     ("+task=sft", "task: is chosen twice; write task=OPTION once, without +"),
     ("experiment=null", "experiment: null is no option; choose an option, experiment=NAME, or leave it out"),
     ("acceleration/shared=null", "acceleration/shared: null is no option; acceleration/shared=[] chooses none"),
