@@ -12,7 +12,7 @@ import yaml
 
 from flowrun import adapters, overrides
 from flowrun.compose import CONF, compose, option_names
-from flowrun.config import CacheSettings, Model, Optimizer, Run, Sample, Task, Train
+from flowrun.config import Acceleration, CacheSettings, Model, Optimizer, Run, Sample, Task, Train
 from flowrun.registry import ACCELERATORS, ALGORITHMS, PIPELINES, REWARDS, SOURCES, SPLITTERS
 from flowrun.rewards import Common
 from flowrun.rollout_settings import RolloutSettings
@@ -159,7 +159,8 @@ def test_config_lists_every_general_field():
     assert not lacking(Sample, root["sample"])
     assert not lacking(RolloutSettings, root["rollout"])
     chosen = {"model", "data", "task", "adapter", "optimizer", "reward", "tracker", "acceleration"}
-    assert {f.name for f in fields(Run)} - chosen == set(root) - {"defaults", "hydra"}
+    assert {f.name for f in fields(Run)} - chosen == set(root) - {"defaults", "hydra", "acceleration"}
+    assert {f.name for f in fields(Acceleration)} - {"shared", "rollout"} == set(root["acceleration"])
 
 
 def test_list_valued_groups_are_known():

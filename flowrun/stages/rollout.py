@@ -66,11 +66,11 @@ class Learning(Work):
     def work(self) -> dict[str, Any]:
         began, per_epoch, updates = time.monotonic(), self.settings.updates_per_epoch, self.updates
         done, metrics, every = self.start, {}, updates.run.train
-        probed = self.probe.check(self.faster) if self.probe is not None else {}
-        if self.trackers and probed and not done:
-            self.trackers.log(done, probed)
+        first = self.probe.check(self.faster) if self.probe is not None else {}
         if not self.preview.path(done).exists():
-            metrics = self._look(done)
+            first |= self._look(done)
+        if self.trackers and first and done == 0:
+            self.trackers.log(0, first)
         bar = Progress("rollout", updates.steps // per_epoch, "epoch", done // per_epoch)
         with Stop() as stop, bar, Scoring(self.rewards, self.settings.group_size) as scoring:
             while done < updates.steps and not self.evaluation.over:
@@ -172,9 +172,7 @@ class Learning(Work):
     def _drawn(self, step: int) -> dict[str, float]:
         drawn = self.preview.draw(self.updates)
         self.trackers.pictures(step, self.preview.save(step, drawn))
-        found = self.evaluation.scores(drawn)
-        self.trackers.log(step, found) if step == 0 else None
-        return found
+        return self.evaluation.scores(drawn)
 
     def _go_back(self) -> None:
         log.warning("the stop rule ends the run: %s", self.evaluation.over)
