@@ -22,7 +22,7 @@ class Liar(DiffusersCache):
     safety = "lossless"
 
 
-ENTRY = f"acceleration.rollout={{name: '{__name__}:Liar', params: {{policy: first_block}}}}"  # at its shipped threshold
+ENTRY = f"acceleration.rollout={{name: '{__name__}:Liar', params: {{policy: first_block, policy_params: {{}}}}}}"  # at its shipped threshold
 FINE = ("rollout.sampler.steps=24", "task.clip_low=2e-5", "task.clip_high=2e-5")
 
 
