@@ -22,8 +22,8 @@ class Liar(DiffusersCache):
     safety = "lossless"
 
 
-ENTRY = f"acceleration.rollout={{name: '{__name__}:Liar', params: {{policy: first_block, policy_params: {{}}}}}}"  # at its shipped threshold
-FINE = ("rollout.sampler.steps=24", "task.clip_low=2e-5", "task.clip_high=2e-5")
+ENTRY = f"acceleration.rollout={{name: '{__name__}:Liar', params: {{policy: first_block, policy_params: {{threshold: 0.5}}}}}}"
+FINE = ("task.clip_low=2e-5", "task.clip_high=2e-5")
 
 
 def deviation(greatest: float) -> Deviation:
