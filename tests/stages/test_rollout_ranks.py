@@ -14,6 +14,8 @@ from tests.conftest import SMALL
 from tests.ranks import launch
 from tests.stages.test_rollout import BLIND, GROUPS, NEAREST, curves
 
+pytestmark = pytest.mark.slow
+
 COMMON = (*SMALL, *GROUPS, NEAREST, *BLIND, "resume=none")
 TASKS = {
     "grpo": ("task=grpo", "task.kl_weight=0.1", "rollout.reference=base"),
