@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrun import adapters
-from flowrun.algorithms import Algorithm, Paradigm
-from flowrun.algorithms._online import Online
+from flowrun.algorithms import Algorithm, Online, Paradigm
 from flowrun.config import ConfigError, Run, Task
 from flowrun.data import Row, Source
 from flowrun.dealing import Deal, deal

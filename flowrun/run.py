@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 from flowrun import accelerators, adapters, frozen, launch, rundir, tracking
-from flowrun.algorithms import Algorithm
-from flowrun.algorithms._online import Online
+from flowrun.algorithms import Algorithm, Online
 from flowrun.batches import Batches
 from flowrun.cache.key import digest
 from flowrun.cache.looks import Looks

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from flowrun.algorithms import Algorithm, Rereads, StepOut
+from flowrun.algorithms._algorithm import Algorithm, StepOut
 from flowrun.algorithms._negative import negative_conditions, negative_units
 from flowrun.graph import Unit
+from flowrun.paradigm import Rereads
 from flowrun.rollout import Walked
 from flowrun.rollout_settings import RolloutSettings
 

@@ -20,8 +20,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flowrun.algorithms import Paradigm, Rereads, StepOut
-from flowrun.algorithms._online import Lesson, Online, Policies, masked, squared_distance
+from flowrun.algorithms import Lesson, Online, Paradigm, Policies, Rereads, StepOut
+from flowrun.algorithms._online import masked, squared_distance
 from flowrun.config import ConfigError
 from flowrun.flow.path import wide
 from flowrun.flow.policy import Dynamics, log_prob, transition

@@ -18,8 +18,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flowrun.algorithms import Paradigm, Rereads, StepOut
-from flowrun.algorithms._online import Lesson, Online, Policies, masked, squared_distance
+from flowrun.algorithms import Lesson, Online, Paradigm, Policies, Rereads, StepOut
+from flowrun.algorithms._online import masked, squared_distance
 from flowrun.config import ConfigError
 from flowrun.flow.path import clean_estimate, mix, wide
 from flowrun.flow.times import Times, candidates, draw_times

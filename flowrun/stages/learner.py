@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowrun.algorithms import StepOut
-from flowrun.algorithms._online import Lesson, Online
+from flowrun.algorithms import Lesson, Online, StepOut
 from flowrun.config import Failure
 from flowrun.dealing import Deal
 from flowrun.dist import Dist

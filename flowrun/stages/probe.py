@@ -24,7 +24,7 @@ from flowrun.stages.learner import Learner
 from flowrun.stages.roller import Chunk, Roller
 
 if TYPE_CHECKING:
-    from flowrun.algorithms._online import Online
+    from flowrun.algorithms import Online
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flowrun.algorithms import Online
 from flowrun.algorithms._negative import negative_of
-from flowrun.algorithms._online import Online
 from flowrun.batches import Visit
 from flowrun.config import Precision
 from flowrun.dealing import Deal, prompts_of

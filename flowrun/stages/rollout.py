@@ -163,7 +163,7 @@ class Learning(Work):
 
     def _look(self, step: int, kl: float = 0.0) -> dict[str, float]:
         """Draw the fixed prompts from the fixed noises, score and keep them. Returns the scores' means by name."""
-        found = self.updates.dist.share(self._drawn(step) if self.trackers and self.preview.wanted else {})
+        found = self.updates.dist.on_main(lambda: self._drawn(step)) if self.preview.wanted else {}
         if self.evaluation.judge(found, kl) and (self.settings.stop.fall or self.settings.stop.kl is not None):
             with self.updates.averaged():
                 self.kept.keep(GOOD)

@@ -2,7 +2,7 @@
 
 import torch
 
-from flowrun.algorithms._online import Lesson
+from flowrun.algorithms import Lesson
 from flowrun.compose import compose
 from flowrun.flow.policy import log_prob, transition
 from flowrun.flow.step import euler
