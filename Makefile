@@ -33,10 +33,11 @@ memory: $(VENV)/installed
 
 # GRPO and DiffusionNFT on the main job's model, three seeds each, and by how much they raised the rewards.
 LEARN := $(or $(FLOWRUN_OUTPUTS),outputs)
+LEARNED := learn-$(shell date +%y%m%d-%H%M%S)
 learn: $(VENV)/installed
 	test -f $(LEARN)/learn/base/result.json || FLOWRUN_RUN_DIR=$(abspath $(LEARN)/learn/base) $(PY) -m flowrun
-	$(PY) -m flowrun -m experiment=emoji_nft,emoji_grpo seed=0,1,2 model.weights=$(abspath $(LEARN)/learn/base) run_id=learn
-	$(PY) -m flowrun.raised $(LEARN)/sweeps/learn/*/
+	$(PY) -m flowrun -m experiment=emoji_nft,emoji_grpo seed=0,1,2 model.weights=$(abspath $(LEARN)/learn/base) run_id=$(LEARNED)
+	$(PY) -m flowrun.raised $(LEARN)/sweeps/$(LEARNED)/*/
 
 lint: $(VENV)/installed
 	$(PY) -m ruff check flowrun tests notebooks
