@@ -25,7 +25,7 @@ from flowrun.finished import saved_run
 from flowrun.nearest import read_picture
 from flowrun.plan import columns
 from flowrun.rewards import choose
-from flowrun.run import make_source
+from flowrun.rows import make_source
 from flowrun.scoring import Scoring
 from flowrun.utf8 import speak_utf8
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import torch
 
-from flowrun import accelerators, adapters, frozen, launch, rundir, tracking
+from flowrun import accelerators, adapters, frozen, rundir, tracking
 from flowrun.algorithms import Algorithm, Online
 from flowrun.batches import Batches
 from flowrun.cache.key import digest
-from flowrun.cache.looks import Looks
 from flowrun.checks import (
     check_batch,
     check_called,
@@ -27,10 +23,9 @@ from flowrun.checks import (
     make_batches,
 )
 from flowrun.compose import compose
-from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task, Verify
+from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
 from flowrun.data import Row, Source
 from flowrun.feed import live_inputs
-from flowrun.files import obstacle
 from flowrun.graph import Unit, UnitGraph
 from flowrun.library import Library
 from flowrun.machine import check_precision, check_processes
@@ -38,9 +33,10 @@ from flowrun.online import Learned, learned, make_algorithm
 from flowrun.optim import check_optimizer
 from flowrun.pipelines import Pipeline
 from flowrun.plan import Plan
-from flowrun.prompts import Drawn, Edits, Prompts
-from flowrun.registry import PIPELINES, SOURCES, checked, common
-from flowrun.remembered import Remembered, remember
+from flowrun.prompts import Drawn
+from flowrun.registry import PIPELINES, checked, common
+from flowrun.remembered import Remembered
+from flowrun.rows import drawn_of, looks_of, make_source, rows_of
 from flowrun.splitters import Split, split
 from flowrun.uncollected import uncollected
 from flowrun.variants import Variants
@@ -166,8 +162,8 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     unread = check_inputs(pipeline, algorithm, parts[0], source)
     cached_first = not live_inputs(parts[0], algorithm.reads(pipeline), source) - {"prompt"}
     source.read_before_training = run.dry_run or cached_first
-    with _looks(run) as source.looks:
-        source, rows = _rows(run, source, parts[0])
+    with looks_of(run) as source.looks:
+        source, rows = rows_of(run, source, parts[0])
     online = isinstance(algorithm, Online)
     stages = _stages(run, task, parts[0], online, isinstance(source, Remembered))
     shapes = {row.shape for row in rows}
@@ -177,7 +173,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     batches = None if online else make_batches(run, rows)
     steps = lessons.steps if online else run.train.steps or batches.steps(run.train.epochs)
     end = None if online or run.train.epochs is None else batches.per_epoch * run.train.epochs
-    drawn = _drawn(run, pipeline, parts[1], source, rows)
+    drawn = drawn_of(run, pipeline, parts[1], source, rows)
     prompts = drawn.rows()
     return Assembly(
         run,
@@ -211,64 +207,6 @@ def make_pipeline(run: Run) -> Pipeline:
     model = common("model", Model, run.model)
     cls = PIPELINES.find(model.pipeline, "model.pipeline")
     return cls(PIPELINES.build("model", cls, run.model, beside=Model), run.seed)
-
-
-def make_source(run: Run) -> Source:
-    name = run.data.get("source")
-    if not isinstance(name, str):
-        raise ConfigError("data.source", f"is {name!r}", f"name one: {', '.join(SOURCES.names())}")
-    cls = SOURCES.find(name, "data.source")
-    return cls(SOURCES.build("data", cls, run.data))
-
-
-@contextmanager
-def _looks(run: Run) -> Iterator[Looks | None]:
-    """What is known of the data's pictures, None where that cannot be written. The first process writes it down: at once, to have
-    it after a fault, into a folder that is there; the session does it when the run begins. A dry run writes nothing."""
-    root = Path(run.cache.root).absolute()
-    looks = None if obstacle(root) else Looks(root, run.cache.verify is not Verify.full)
-    if looks is not None and run.dry_run and not len(looks):
-        looks = None
-    try:
-        yield looks
-    finally:
-        if looks is not None and root.is_dir() and launch.rank() == 0 and not run.dry_run:
-            looks.save()
-
-
-def _rows(run: Run, source: Source, part: Split) -> tuple[Source, list[Row]]:
-    """The data's rows; when its place is gone and nothing live needs it, those that the cache remembers."""
-    try:
-        return source, source.rows()
-    except ConfigError:
-        remembered = None
-        if (
-            source.gone()
-            and part.needed
-            and run.stage is not Stage.cache
-            and not live_inputs(part, (), source)
-        ):
-            remembered = remember(run, source)
-        if remembered is None:
-            raise
-    return remembered, remembered.rows()
-
-
-def _drawn(run: Run, pipeline: Pipeline, part: Split, source: Source, rows: Sequence[Row]) -> Drawn:
-    """What is sampled from. part: the units that the conditions need. Raises ConfigError for what cannot be drawn."""
-    sample, guided = run.sample, run.sample.guidance != 1
-    read = {name for unit in part.units for scope, name in unit.reads if scope == "shared"}
-    seen = [name for name in pipeline.inputs if name in read and name != "prompt"]
-    if not seen:
-        captions = [row.prompt for row in rows[: sample.rows]]
-        shape = Counter(row.shape for row in rows).most_common(1)[0][0]
-        return Prompts([*sample.prompts, *(text for text in dict.fromkeys(captions) if text not in sample.prompts)], guided, shape)
-    if sample.prompts:
-        what = f"gives captions alone, but the model also sees {', '.join(seen)} of each row"
-        raise ConfigError("sample.prompts", what, "set it to [] and draw the data's first rows, e.g. sample.rows=4")
-    if sample.rows and isinstance(source, Remembered):
-        raise ConfigError("sample.rows", f"is {sample.rows}, but the data are gone and with them {', '.join(seen)}", "set it to 0")
-    return Edits(source, rows[: sample.rows], seen, guided)
 
 
 def _splits(task: Task, pipeline: Pipeline, algorithm: Algorithm, trained: tuple[str, ...]) -> tuple[Split, Split]:

@@ -22,7 +22,7 @@ LAYERS = (
     "algorithms adapters frozen optim checkpoint sampling guided policies rollout rollout_settings dealing scoring batches "
     "variants prompts remembered feed shelf library grids",
     "stages",
-    "run online checks plan explain contact rundir session",
+    "run rows online checks plan explain contact rundir session",
     "finished reward_server teacher distilled raised decoded families memory",
     "sweep cli __main__",
 )

@@ -62,7 +62,8 @@ def build_learning(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
     dist.each(lambda: [chosen.reward.prepare(dist.device, assembly.source) for chosen in made.rewards.values()])
     updates = Updates(run, pipeline, algorithm, dist, assembly.steps)
     kept = Kept(list(updates.parameters.values()))
-    kept.keep(START)
+    if algorithm.asks_reference and made.settings.reference in (Reference.start, Reference.base):
+        kept.keep(START)
     if algorithm.keeps_old:
         kept.keep(OLD)
     roller = Roller(pipeline, algorithm, _feed(assembly, dist), made.rows, made.settings, made.deal, dist, run.seed)

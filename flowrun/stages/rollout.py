@@ -57,6 +57,7 @@ class Learning(Work):
     faster: Sequence[Accelerator]
     probe: Probe | None
     totals: Counter = field(default_factory=Counter)
+    _warned: bool = False  # of a ratio that is not 1
 
     def run(self) -> dict[str, Any]:
         if self.probe is None:
@@ -155,7 +156,8 @@ class Learning(Work):
     def _warn(self, off: float) -> None:
         """Before an epoch's first update the ratio is 1, but for rounding."""
         clip, deal = self.roller.algorithm.clip, self.roller.deal
-        if off > 0.1 * clip:
+        if off > 0.1 * clip and not self._warned:
+            self._warned = True
             log.warning("the ratio is off by up to %.2g before the epoch's first update, where it is 1 but for rounding, and "
                         "%g is what the clip leaves it: sampling in batches of %d and training in batches of %d round differently in %s; "
                         "use equal batches, precision=fp32, or a wider clip",
