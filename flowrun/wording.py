@@ -20,7 +20,7 @@ from flowrun.spelling import near, suggest
 # Settings that exist no longer: where they went and how to choose them there.
 REMOVED = {
     "model.attn_backend": ("was moved to acceleration.shared.attention_backend",
-                           "choose it with 'acceleration/shared=[attention_backend]'"),
+                           "write 'acceleration/shared=[attention_backend]' acceleration.shared.attention_backend.backend=NAME"),
 }  # fmt: skip
 
 KINDS = {

@@ -57,7 +57,7 @@ class Compiles(logging.Handler):
         return {"graphs": self._graphs, "recompiles": self._again, "compile_seconds": self._seconds, "gave_up": self._gave_up}
 
     def called(self, seconds: float) -> None:
-        """A network was called."""
+        """A network was called. On a GPU these are the seconds until its work was begun."""
         if self._calm:
             self._calls.append(seconds)
         self._calm = True

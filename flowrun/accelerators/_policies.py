@@ -26,6 +26,7 @@ from flowrun.config import ConfigError
 from flowrun.feature_cache import Clock, Paced
 from flowrun.spelling import suggest
 
+LATEST = 900  # time from which FasterCache may extrapolate: it has no values of steps before the first, at about 1000
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -61,6 +62,10 @@ def check_params(policy: Policy, params: Mapping[str, Any], key: str) -> None:
     if policy is Policy.magcache and not params.get("mag_ratios"):
         fix = "measure them with diffusers' MagCacheConfig(calibrate=True), once for a checkpoint"
         raise ConfigError(f"{key}.mag_ratios", "is not given", fix)
+    ends = {name: value[1] for name, value in params.items() if name.endswith("attention_timestep_skip_range")}
+    if policy is Policy.faster and any(end > LATEST for end in ends.values()):
+        fix = f"give {LATEST} at most: first steps are computed"
+        raise ConfigError(f"{key}.{max(ends, key=ends.get)}", f"ends at {max(ends.values())}", fix)
     if policy is Policy.pyramid and not any(params.get(name) for name in hints if name.endswith("_block_skip_range")):
         names = ", ".join(name for name in hints if name.endswith("_block_skip_range"))
         raise ConfigError(key, f"gives none of {names}", "give one, 2 or more")

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from flowrun.accelerators import Accelerator, Undo
 from flowrun.accelerators._networks import attributes_restored, loaded, outlines
+from flowrun.accelerators._saying import first_line
 from flowrun.config import ConfigError
 from flowrun.modular.blocks import quiet
 from flowrun.spelling import near
@@ -77,7 +78,7 @@ class AttentionBackend(Accelerator):
         try:
             found = _gradients(loss, trained)
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            raise self._unfit(f"fails on the first batch ({_first(error)})") from error
+            raise self._unfit(f"fails on the first batch ({first_line(error)})") from error
         with ExitStack() as native:
             for network in loaded(pipeline).values():
                 native.enter_context(_layers_use(network, NATIVE))
@@ -128,7 +129,7 @@ def _fault(backend: AttentionBackendName, device: torch.device, dtype: torch.dty
             if fault := _difference(_attention(backend, inputs, None), _attention(NATIVE, inputs, None)):
                 return fault
     except (RuntimeError, ValueError, TypeError, NotImplementedError, ImportError, OSError) as error:
-        return _first(error)
+        return first_line(error)
     mask = torch.arange(8, device=device) < torch.tensor([[8], [5]], device=device)  # [2, 8]: the second row is padded
     try:
         masked = _attention(backend, inputs, mask[:, None, None])
@@ -153,12 +154,12 @@ def _attention(backend: AttentionBackendName, inputs: list[Tensor], mask: Tensor
 
 
 def _gradients(loss: Callable[[], Tensor], trained: list[nn.Parameter]) -> list[Tensor]:
-    """Of what gets one. None stays on the parameters. By `backward`: what averages gradients over processes needs that."""
+    """Of what gets one, on the CPU; none stays on the parameters. By `backward`: what averages gradients over processes needs that."""
     try:
         value = loss()
         if value.requires_grad:
             value.backward()
-        return [p.grad for p in trained if p.grad is not None]
+        return [p.grad.cpu() for p in trained if p.grad is not None]
     finally:
         for parameter in trained:
             parameter.grad = None
@@ -170,9 +171,13 @@ def _difference(found: list[Tensor], truth: list[Tensor]) -> str:
         return "has no gradients" if not found else "gives gradients to other weights than native"
     if not all(bool(tensor.isfinite().all()) for tensor in found):
         return "gives no finite gradients"
-    error, size = (sum(float(t.double().square().sum()) for t in ts) ** 0.5
-                   for ts in ([a.double() - b.double() for a, b in zip(found, truth, strict=True)], truth))  # fmt: skip
+    error = sum(_square(a.float() - b.float()) for a, b in zip(found, truth, strict=True)) ** 0.5
+    size = sum(_square(tensor.float()) for tensor in truth) ** 0.5
     return f"differs from native by {error / size:.0%}" if error > CLOSE * size else ""
+
+
+def _square(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor)) ** 2
 
 
 def _alternatives(device: torch.device, dtype: torch.dtype) -> str:
@@ -181,6 +186,3 @@ def _alternatives(device: torch.device, dtype: torch.dtype) -> str:
     able = [name.value for name in tried if not _fault(name, device, dtype, [HEAD])]
     return f"on this machine there are {', '.join(able)}"
 
-
-def _first(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

@@ -21,6 +21,7 @@ from torch import nn
 from flowrun.accelerators import Accelerator
 from flowrun.accelerators._networks import attributes_restored, loaded, outlines
 from flowrun.accelerators._policies import Policy, check_params, settings
+from flowrun.accelerators._saying import first_line
 from flowrun.config import ConfigError
 from flowrun.feature_cache import Tally
 from flowrun.modular.blocks import quiet
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from flowrun.pipelines import Pipeline
 
 log = logging.getLogger(__name__)
+
+COUNTING = (Policy.magcache, Policy.faster)  # what they do in a step depends on how many came before
 
 
 class DiffusersCache(Accelerator):
@@ -48,9 +51,9 @@ class DiffusersCache(Accelerator):
         self._tally = Tally()
 
     def check(self, pipeline: Pipeline) -> list[str]:
-        if self.config.policy is Policy.magcache and len(pipeline.denoisers) > 1:
-            what = f"counts the steps of a walk, and {' and '.join(pipeline.denoisers)} take a part of them each"
-            raise ConfigError(f"{self.key()}.policy", f"magcache {what}", "choose another policy")
+        if self.config.policy in COUNTING and len(pipeline.denoisers) > 1:
+            what = f"counts the steps of a walk from its first, and {' and '.join(pipeline.denoisers)} take a part of them each"
+            raise ConfigError(f"{self.key()}.policy", f"{self.config.policy.value} {what}", "choose another policy")
         params = "".join(f", {name}={value}" for name, value in self.config.policy_params.items())
         lines = []
         for name, network in outlines(pipeline).items():
@@ -98,7 +101,7 @@ class DiffusersCache(Accelerator):
                 with quiet("diffusers"):
                     network.enable_cache(config)
             except (ValueError, TypeError, AttributeError, IndexError) as error:
-                raise self._unfit(told, str(error).partition("\n")[0]) from error
+                raise self._unfit(told, first_line(error)) from error
             hooks = new_hooks()
             if not hooks:
                 raise self._unfit(told, "it finds none of its parts there")

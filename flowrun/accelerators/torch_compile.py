@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map_only
 from flowrun.accelerators import Accelerator, Undo
 from flowrun.accelerators._compiles import Compiles
 from flowrun.accelerators._networks import attributes_restored, loaded, outlines
+from flowrun.accelerators._saying import first_line
 from flowrun.config import ConfigError
 from flowrun.paradigm import Rereads
 from flowrun.spelling import suggest
@@ -76,7 +77,7 @@ class TorchCompile(Accelerator):
         try:
             torch.compile(_nothing, **given)
         except Exception as error:  # a bad value raises errors of many types here, before anything is compiled
-            raise ConfigError(key, f"torch.compile refuses {given} ({_first(error)})", "change it") from error
+            raise ConfigError(key, f"torch.compile refuses {given} ({first_line(error)})", "change it") from error
         if given.get("backend", "inductor") == "inductor":
             self._check_compiler()
         further = "".join(f", {name}={value}" for name, value in given.items())
@@ -163,10 +164,6 @@ def _repeated(network: nn.Module) -> list[str]:
 
 def _told(network: nn.Module, mode: Mode) -> str:
     return f"full ({type(network).__name__})" if mode is Mode.full else f"regional ({', '.join(_repeated(network))})"
-
-
-def _first(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def _nothing() -> None:

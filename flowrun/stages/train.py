@@ -30,7 +30,7 @@ class Training(Work):
     trainer: Trainer
 
     def trial(self) -> Tensor:
-        return self.trainer.trial()
+        return self.trainer.trial(self.start)
 
     def work(self) -> dict[str, Any]:
         trainer, start = self.trainer, self.start

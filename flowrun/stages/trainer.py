@@ -58,10 +58,10 @@ class Trainer:
         norm = self.updates.update(step)
         return {**means, "grad_norm": norm, "lr": rate}
 
-    def trial(self) -> Tensor:
-        """The loss of this process's first batch, with gradients and without an update; the same each time. 0-d, fp32."""
-        visits, _ = self._window(0)[0]
-        return self._loss(0, 0, visits).loss
+    def trial(self, step: int) -> Tensor:
+        """The loss of this process's first batch of a step, with gradients and without an update; the same each time. 0-d, fp32."""
+        visits, _ = self._window(step)[0]
+        return self._loss(step, 0, visits).loss
 
     def _window(self, step: int) -> list[tuple[list[Visit], float]]:
         """This process's micro-batches, each with its share of the rows of the whole step.

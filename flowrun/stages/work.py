@@ -44,7 +44,7 @@ class Work(ABC):
         try:
             pipeline, dist = self.updates.pipeline, self.updates.dist
             with applied(self.accelerators, pipeline):
-                for accelerator in self.accelerators:
+                for accelerator in self.accelerators if self.start < self.updates.steps else ():
                     dist.each(partial(accelerator.prove, pipeline, self.trial))
                 result = self.work() | report(self.accelerators)
             if self.trackers:

@@ -224,6 +224,8 @@ def test_pyramid_is_told_the_walks_time(pipeline: Pipeline, monkeypatch: pytest.
         ("faster", {"is_guidance_distilled": False}, "is_guidance_distilled: is set by the run itself; leave it out"),
         ("magcache", {"mag_ratios": [1.0], "num_inference_steps": 28}, "num_inference_steps: is set by the run itself; leave it out"),
         ("magcache", {"threshold": 0.1}, "mag_ratios: is not given; measure them"),
+        ("faster", {"spatial_attention_timestep_skip_range": [-1, 1001]},
+         "spatial_attention_timestep_skip_range: ends at 1001; give 900 at most: first steps are computed"),
     ],
 )  # fmt: skip
 def test_settings_are_those_of_diffusers(policy: str, params: dict[str, Any], line: str) -> None:
@@ -243,7 +245,8 @@ def test_pyramid_without_a_range_is_refused() -> None:
         ("sd3", "first_block", ": transformer (SD3Transformer2DModel) has no feature caches; leave it out for this model"),
         ("flux2_klein", "first_block", ".policy: first_block does not fit transformer (Flux2Transformer2DModel): its first blocks return"),
         ("ltx2", "first_block", ".policy: first_block does not fit transformer (LTX2VideoTransformer3DModel): "),
-        ("wan2_2", "magcache", ".policy: magcache counts the steps of a walk, and transformer and transformer_2 take a part of them each"),
+        ("wan2_2", "magcache", ".policy: magcache counts the steps of a walk from its first, and transformer and transformer_2 take"),
+        ("wan2_2", "faster", ".policy: faster counts the steps of a walk from its first, and transformer and transformer_2 take"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_weights_are_loaded(family: str, policy: str, line: str) -> None:

@@ -30,9 +30,12 @@ OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*_tiny.yaml"))
 def test_a_family_is_refused_what_it_cannot_do_and_nothing_else(option: str) -> None:
     family = Family(option.removesuffix("_tiny"), option, ())
     network, unloaded = family.denoiser, family._unloaded
-    before = made_of(network)
+    family._computed()  # some networks keep what they made at their first call
+    before, several = made_of(network), len(unloaded.denoisers) > 1
     wrong = []
     for name, params in LOOSE.items():
+        if several and name in ("pyramid", "faster", "magcache"):
+            continue  # refused for their counting, or with too few steps of each network here
         one = DiffusersCache(DiffusersCache.Config(policy=Policy(name), policy_params=params))
         try:
             one.check(unloaded)
