@@ -8,21 +8,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import (
-    CacheMixin,
-    FasterCacheConfig,
-    FirstBlockCacheConfig,
-    MagCacheConfig,
-    PyramidAttentionBroadcastConfig,
-    TaylorSeerCacheConfig,
-)
 from PIL import Image
 from torch import Tensor, nn
 
@@ -30,7 +22,7 @@ from flowrun.compose import CONF, compose
 from flowrun.config import ConfigError, Model
 from flowrun.graph import Draws, Executor, State
 from flowrun.pipelines import Pipeline
-from flowrun.registry import PIPELINES
+from flowrun.registry import ACCELERATORS, PIPELINES
 from flowrun.run import Assembly, assemble
 from flowrun.sampling import denoise
 
@@ -97,20 +89,16 @@ class Family:
         return len(targets.layers(self.denoiser, targets.resolve({name: self.denoiser}, config, self.pipeline.lora_targets)[name]))
 
     def skips(self, name: str) -> bool:
-        """Whether the denoiser computes fewer layers in a walk with the cache, and as many as before when it is off again."""
-        network = self.denoiser
-        if not isinstance(network, CacheMixin):
-            return False
-        whole = self._computed()
+        """Whether the cache is admitted and a walk leaves something out; without it again, as much is computed as before."""
+        cls = ACCELERATORS.find("diffusers_cache", "caches")
+        one, whole = cls(ACCELERATORS.build("caches", cls, CACHES[name])), self._computed()
         try:
-            network.enable_cache(CACHES[name](lambda: self._time))
-            fewer = self._computed() < whole
-        except UNKNOWN:
+            one.check(self._unloaded)
+            with one.rollout_context(self.pipeline):
+                self._computed()
+        except (*UNKNOWN, ConfigError):
             return False
-        finally:
-            if network.is_cache_enabled:
-                network.disable_cache()
-        return fewer and self._computed() == whole
+        return one.report()["hits"] > 0 and self._computed() == whole
 
     def switches_attention(self) -> bool:
         """Whether `set_attention_backend` reaches any attention layer: on some networks it does nothing and says so nowhere."""
@@ -164,31 +152,26 @@ class Family:
         handles = [m.register_forward_hook(counted) for m in self.denoiser.modules() if isinstance(m, nn.Linear)]
         row = self.assembly.rows[0]
         sigmas = pipeline.schedule(STEPS, row.shape)
-        left = [float(1000 * sigma) for sigma in sigmas]
-        self.__dict__["_time"] = left.pop(0)
         given = State(shared=self.assembly.source.load(row))
         state = Executor(self.assembly.prompt_split.units, pipeline.models).run(given, Draws(0, "row", 0))
         noise = torch.randn(1, *pipeline.latent_shape(row.shape), generator=torch.Generator().manual_seed(0))
         try:
-            denoise(pipeline, {name: state.shared[name][None] for name in pipeline.conditions}, None, noise, sigmas, 1.0,
-                    lambda: self.__dict__.update(_time=left.pop(0)))  # fmt: skip
+            denoise(pipeline, {name: state.shared[name][None] for name in pipeline.conditions}, None, noise, sigmas, 1.0)
         finally:
             for handle in handles:
                 handle.remove()
         return count[0]
 
 
-Timed = Callable[[], float]  # the solver's present time, 0 to 1000
-RANGE = {"spatial_attention_block_skip_range": 2, "spatial_attention_timestep_skip_range": (-1, 700)}  # not the first steps
-# Thresholds that let each of them skip where it is wired to the network at all.
-CACHES: dict[str, Callable[[Timed], Any]] = {
-    "first block": lambda time: FirstBlockCacheConfig(threshold=100.0),
-    "MagCache": lambda time: MagCacheConfig(threshold=10.0, num_inference_steps=STEPS, mag_ratios=[1.0] * STEPS),
-    "TaylorSeer": lambda time: TaylorSeerCacheConfig(cache_interval=3, disable_cache_before_step=1),
-    "pyramid": lambda time: PyramidAttentionBroadcastConfig(**RANGE, current_timestep_callback=time),
-    "FasterCache": lambda time: FasterCacheConfig(**RANGE, current_timestep_callback=time, is_guidance_distilled=True,
-                                                  attention_weight_callback=lambda _: 0.5),
-}  # fmt: skip
+RANGE = {"spatial_attention_block_skip_range": 2, "spatial_attention_timestep_skip_range": [-1, 700]}  # not the first steps
+# Settings that let each of them skip where it is wired to the network at all.
+CACHES: dict[str, dict[str, Any]] = {
+    "first block": {"policy": "first_block", "policy_params": {"threshold": 100.0}},
+    "MagCache": {"policy": "magcache", "policy_params": {"threshold": 10.0, "mag_ratios": [1.0] * STEPS}},
+    "TaylorSeer": {"policy": "taylorseer", "policy_params": {"cache_interval": 3, "disable_cache_before_step": 1}},
+    "pyramid": {"policy": "pyramid", "policy_params": RANGE},
+    "FasterCache": {"policy": "faster", "policy_params": RANGE},
+}
 COLUMNS = ("family", "options", "tasks", "reads", "can be trained", "layers of the tiny network under `adapter.targets=auto`",
            "compiled by blocks", "feature caches that skip", "attention backend can be set")  # fmt: skip
 

@@ -6,22 +6,15 @@ from __future__ import annotations
 
 import pytest
 
-from flowrun.accelerators._policies import Policy
+from flowrun.accelerators._policies import Policy, settings
 from flowrun.accelerators.attention_backend import AttentionBackend
-from flowrun.accelerators.diffusers_cache import DiffusersCache
+from flowrun.accelerators.diffusers_cache import DiffusersCache, _hooks_restored
 from flowrun.accelerators.torch_compile import Mode, TorchCompile
 from flowrun.compose import CONF
 from flowrun.config import ConfigError
-from flowrun.families import RANGE, STEPS, Family, yes
+from flowrun.families import CACHES, Family
 from tests.accelerators.tiny import made_of
 
-LOOSE = {  # settings under which a policy leaves something out wherever it can
-    "first_block": {"threshold": 100.0},
-    "magcache": {"threshold": 10.0, "mag_ratios": [1.0] * STEPS},
-    "taylorseer": {"cache_interval": 3, "disable_cache_before_step": 1},
-    "pyramid": {name: list(value) if isinstance(value, tuple) else value for name, value in RANGE.items()},
-    "faster": {name: list(value) if isinstance(value, tuple) else value for name, value in RANGE.items()},
-}
 OPTIONS = sorted(file.stem for file in (CONF / "model").glob("*_tiny.yaml"))
 
 
@@ -33,20 +26,21 @@ def test_a_family_is_refused_what_it_cannot_do_and_nothing_else(option: str) -> 
     family._computed()  # some networks keep what they made at their first call
     before, several = made_of(network), len(unloaded.denoisers) > 1
     wrong = []
-    for name, params in LOOSE.items():
+    for given in CACHES.values():
+        name, params = given["policy"], given["policy_params"]
         if several and name in ("pyramid", "faster", "magcache"):
             continue  # refused for their counting, or with too few steps of each network here
         one = DiffusersCache(DiffusersCache.Config(policy=Policy(name), policy_params=params))
         try:
             one.check(unloaded)
         except ConfigError as error:
-            wrong += [f"{name} is refused: {error}"] if skips(family, one) else []
+            wrong += [f"{name} is refused: {error}"] if skips_in_diffusers(family, one) else []
         else:
             wrong += [] if skips(family, one) else [f"{name} is let in"]
         assert made_of(network) == before
     assert not wrong
     regional = TorchCompile(TorchCompile.Config(mode=Mode.auto, compile_kwargs={"backend": "eager"}, recompile_limit=64))
-    assert ("regional" in regional.check(unloaded)[0]) == (family.row()[6] == yes(True))
+    assert ("regional" in regional.check(unloaded)[0]) == bool(getattr(network, "_repeated_blocks", None))
     backend = AttentionBackend(AttentionBackend.Config(backend="native"))
     assert accepted(backend, unloaded) == family.switches_attention()
 
@@ -66,3 +60,14 @@ def skips(family: Family, one: DiffusersCache) -> bool:
         return one.report()["hits"] > 0
     except Exception:  # whatever a policy that does not fit raises in a network
         return False
+
+
+def skips_in_diffusers(family: Family, one: DiffusersCache) -> bool:
+    """Whether a walk computes fewer layers when the cache is enabled without a question."""
+    network, whole = family.denoiser, family._computed()
+    with _hooks_restored(network):
+        try:
+            network.enable_cache(settings(one.config.policy, one.config.policy_params, network))
+            return family._computed() < whole
+        except Exception:  # as above
+            return False
