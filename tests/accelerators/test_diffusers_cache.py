@@ -12,9 +12,10 @@ from diffusers import FirstBlockCacheConfig, FluxTransformer2DModel
 from diffusers.hooks.hooks import HookRegistry, ModelHook
 from torch import Tensor
 
-from flowrun.accelerators import rollout_applied
+from flowrun.accelerators import applied, rollout_applied
 from flowrun.accelerators._policies import Policy
 from flowrun.accelerators.diffusers_cache import DiffusersCache
+from flowrun.accelerators.torch_compile import Mode, TorchCompile
 from flowrun.config import ConfigError
 from flowrun.feature_cache import Clock, FeatureCache, Paced
 from flowrun.pipelines import Pipeline
@@ -283,3 +284,21 @@ def test_a_network_with_a_cache_of_its_own_is_refused(pipeline: Pipeline) -> Non
         raise AssertionError("entered")
     network.disable_cache()
 
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["regional", "full"])
+@pytest.mark.parametrize("policy", ["first_block", "pyramid"])
+def test_a_compiled_network_takes_over_as_much_as_one_that_is_not(policy: str, mode: str) -> None:
+    torch._dynamo.reset()
+    made = flux(blocks=(1, 3))
+    with rollout_applied([one := cache(policy)], made):
+        truth, told = walked(made), one.report()
+    before, plain = made_of(made.models["transformer"]), walked(made)
+    compiler = TorchCompile(TorchCompile.Config(mode=Mode(mode), compile_kwargs={"backend": "eager"}, recompile_limit=64))
+    with applied([compiler], made):
+        with rollout_applied([one], made):
+            torch.testing.assert_close(walked(made), truth, atol=1e-5, rtol=1e-5)
+        assert one.report()["skipped"] == told["skipped"] > 0
+        torch.testing.assert_close(walked(made), plain, atol=1e-5, rtol=1e-5)
+    assert made_of(made.models["transformer"]) == before and torch.equal(walked(made), plain)
