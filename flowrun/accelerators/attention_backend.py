@@ -73,7 +73,11 @@ class AttentionBackend(Accelerator):
             return made.pop_all().close
 
     def prove(self, pipeline: Pipeline, loss: Callable[[], Tensor]) -> None:
-        """The first batch's gradients by this kernel and by the native one."""
+        """The first batch's gradients by this kernel and by the native one, both uncompiled: the native graph would be of no use."""
+        with torch.compiler.set_stance("force_eager"):
+            self._compare(pipeline, loss)
+
+    def _compare(self, pipeline: Pipeline, loss: Callable[[], Tensor]) -> None:
         trained = [p for network in pipeline.models.values() for p in network.parameters() if p.requires_grad]
         try:
             found = _gradients(loss, trained)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flowrun.accelerators import applied
 from flowrun.accelerators.attention_backend import AttentionBackend
+from flowrun.accelerators.torch_compile import Mode, TorchCompile
 from flowrun.config import ConfigError
 from flowrun.pipelines import Pipeline
 from tests.accelerators.tiny import flux, loss, made_of, walked
@@ -158,6 +159,14 @@ def test_a_right_kernel_passes_and_leaves_no_gradients(pipeline: Pipeline) -> No
     with applied([one := backend("_native_math")], pipeline):
         one.prove(pipeline, lambda: loss(pipeline))
     assert all(p.grad is None for p in pipeline.models["transformer"].parameters())
+
+
+def test_the_comparison_compiles_nothing(pipeline: Pipeline) -> None:
+    config = TorchCompile.Config(mode=Mode.full, compile_kwargs={"backend": "eager"}, recompile_limit=8)
+    kernel, compiler = backend("_native_math"), TorchCompile(config)
+    with applied([kernel, compiler], pipeline):
+        kernel.prove(pipeline, lambda: loss(pipeline))
+        assert compiler.report()["graphs"] == 0
 
 
 @pytest.mark.parametrize("family", ["sd3", "sdxl"])
