@@ -13,7 +13,7 @@ from flowrun.pipelines import Pipeline
 from tests.accelerators.tiny import flux, loss, walked
 
 SIZES = ("num_attention_heads=8", "attention_head_dim=64", "axes_dims_rope=[16,24,24]")
-ROWS, STEPS, ROUNDS = 8, 16, 10
+ROWS, STEPS, ROUNDS = 4, 16, 4
 POLICIES = {  # settings in use, not those that skip most; random weights change more from step to step than trained ones
     "first_block": {"threshold": 0.5},
     "pyramid": {"spatial_attention_block_skip_range": 2, "spatial_attention_timestep_skip_range": [100, 800]},
