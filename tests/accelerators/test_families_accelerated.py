@@ -28,8 +28,8 @@ def test_a_family_is_refused_what_it_cannot_do_and_nothing_else(option: str) -> 
     wrong = []
     for given in CACHES.values():
         name, params = given["policy"], given["policy_params"]
-        if several and name in ("pyramid", "faster", "magcache"):
-            continue  # refused for their counting, or with too few steps of each network here
+        if several and name in ("faster", "magcache"):
+            continue  # they may skip there, and wrongly: they count steps that the network has not taken
         one = DiffusersCache(DiffusersCache.Config(policy=Policy(name), policy_params=params))
         try:
             one.check(unloaded)
