@@ -47,7 +47,7 @@ def test_at_the_old_policy_the_gradient_has_the_closed_form_for_every_beta(beta)
     rows, elements = len(off), off[0].numel()
     expected = -(2 * r - 1) * 2 * sigma * off / (weight * elements) * CLIP / rows
     assert (gradient - expected).abs().max() < 1e-9
-    assert gradient[2].abs().max() == 0 and gradient[0].abs().max() > 1e-3
+    assert gradient[2].abs().max() < 1e-15 and gradient[0].abs().max() > 1e-3  # both halves of the pair cancel
 
 
 def test_at_the_old_policy_the_losss_value_does_not_show_the_reward():
