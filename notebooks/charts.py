@@ -7,20 +7,22 @@ from dataclasses import dataclass, field
 
 from drawing import COLOURS, CREDIT, DPI, GREY, show
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 Line = tuple[Sequence[float], Sequence[float]]  # places on x, values
+MOST_COLOURS = 256  # of a palette
 HUES = ("#6b6b6b", "#b85400", "#1f5f99", "#3d8f4d", "#8a3d8f", "#c2002f")
 
 
 @dataclass(frozen=True)
 class Panel:
-    """lines, dots: by name; dots of a line's name take its colour. level: a grey line across."""
+    """lines, dots: by name, in one colour for each name. level: a grey line across."""
 
     title: str
     xlabel: str
     ylabel: str
-    lines: Mapping[str, Line]
+    lines: Mapping[str, Line] = field(default_factory=dict)
     dots: Mapping[str, Line] = field(default_factory=dict)
     level: float | None = None
     logx: bool = False
@@ -29,20 +31,20 @@ class Panel:
 def panels(*given: Panel) -> None:
     """Side by side, with one legend."""
     figure = Figure(figsize=(max(7.0, 4.3 * len(given)), 3.2), dpi=DPI, layout="constrained")
-    hues: dict[str, str] = {}
+    names = dict.fromkeys(name for panel in given for name in (*panel.lines, *panel.dots))
+    hues = {name: HUES[place] for place, name in enumerate(names)}
     for ax, panel in zip(figure.subplots(1, len(given), squeeze=False)[0], given, strict=True):
         if panel.level is not None:
             ax.axhline(panel.level, color=GREY, linewidth=0.8, linestyle="--")
         for name, (x, y) in panel.lines.items():
-            fresh = name not in hues
-            hue = hues.setdefault(name, HUES[len(hues)])
-            ax.plot(x, y, color=hue, marker="" if name in panel.dots else ".", label=name if fresh else None)
+            ax.plot(x, y, color=hues[name], marker="" if name in panel.dots else ".")
         for name, (x, y) in panel.dots.items():
             ax.plot(x, y, "o", color=hues[name], markersize=4.5, markerfacecolor="white")
         ax.set(xlabel=panel.xlabel, ylabel=panel.ylabel, xscale="log" if panel.logx else "linear")
         ax.set_title(panel.title, fontsize=11)
     if len(hues) > 1:
-        figure.legend(loc="outside lower center", ncols=len(hues), frameon=False)
+        shown = [Line2D([], [], color=hue, marker=".", label=name) for name, hue in hues.items()]
+        figure.legend(handles=shown, loc="outside lower center", ncols=len(hues), frameon=False)
     show(figure, COLOURS)
 
 
@@ -68,7 +70,7 @@ def captioned_rows(rows: Mapping[str, Sequence[Tensor]], captions: Sequence[Sequ
             ax.set_title(text, fontsize=8)
             ax.set(xticks=[], yticks=[])
     figure.supxlabel(CREDIT, fontsize=10)
-    show(figure)
+    show(figure, MOST_COLOURS)
 
 
 def marked_steps(kinds: Mapping[str, Sequence[Sequence[int]]], steps: int) -> None:
