@@ -46,7 +46,7 @@ def draw_splits(
     figure = Figure(figsize=(max(7.5, 1.55 * count), 3.1 * len(splits)), dpi=DPI, layout="constrained")
     for ax, (title, split) in zip(figure.subplots(len(splits), squeeze=False)[:, 0], splits.items(), strict=True):
         SplitPicture(ax, split, trained).draw(title, inputs, outputs, denoiser)
-    _show(figure, COLOURS)
+    show(figure, COLOURS)
 
 
 @dataclass
@@ -180,7 +180,7 @@ def contact_sheet(pictures: Sequence[Tensor | None], captions: Sequence[str], st
     for ax, text in zip(axes[:, 0], ("target_latents,\ndecoded", "prompt_embeds"), strict=True):
         ax.set_ylabel(text, fontsize=10, rotation=0, ha="right", va="center")
     figure.supxlabel(CREDIT, fontsize=10)
-    _show(figure)
+    show(figure)
 
 
 def picture_rows(rows: Mapping[str, Sequence[Tensor]], captions: Sequence[str]) -> None:
@@ -195,7 +195,7 @@ def picture_rows(rows: Mapping[str, Sequence[Tensor]], captions: Sequence[str]) 
     for ax, caption in zip(axes[0], captions, strict=True):
         ax.set_title(caption, fontsize=11)
     figure.supxlabel(CREDIT, fontsize=10)
-    _show(figure)
+    show(figure)
 
 
 def loss_curve(losses: Sequence[float], every: int) -> None:
@@ -208,7 +208,7 @@ def loss_curve(losses: Sequence[float], every: int) -> None:
     ax.plot([i + (every + 1) / 2 for i in windows], means, color=ORANGE, marker="o", markersize=4, label=f"mean of {every} steps")
     ax.set(xlabel="step", ylabel="loss", yscale="log", xlim=(0, len(losses) + 1))
     ax.legend(frameon=False)
-    _show(figure, COLOURS)
+    show(figure, COLOURS)
 
 
 def paired_errors(first: tuple[str, Sequence[float]], second: tuple[str, Sequence[float]], mean: float, error: float) -> None:
@@ -225,10 +225,10 @@ def paired_errors(first: tuple[str, Sequence[float]], second: tuple[str, Sequenc
     right.axhline(mean, color=ORANGE)
     right.axhspan(mean - error, mean + error, color=ORANGE, alpha=0.3, linewidth=0)
     right.set(xlabel="pair, by its difference", ylabel="difference of mse", title=f"mean {mean:.4f} +- {error:.4f}")
-    _show(figure, COLOURS)
+    show(figure, COLOURS)
 
 
-def _show(figure: Figure, colours: int | None = None) -> None:
+def show(figure: Figure, colours: int | None = None) -> None:
     """Below the cell, as a PNG. colours: of its palette; None: exact."""
     png = BytesIO()
     figure.savefig(png, format="png", bbox_inches="tight")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from diffusers.training_utils import EMAModel
@@ -16,12 +17,16 @@ from figure import seconds
 from torch import Tensor, nn
 
 from flowrun.config import Optimizer
-from flowrun.dist import make_dist
+from flowrun.dist import Dist, make_dist
 from flowrun.optim import make_schedule
 from flowrun.run import Assembly, assemble
-from flowrun.stages.build import build_training
+from flowrun.stages.build import build_learning, build_training
 from flowrun.stages.cache import fill
+from flowrun.stages.rollout import Learning
 from flowrun.stages.train import Training
+from flowrun.stages.work import Work
+
+Built = TypeVar("Built", bound=Work)
 
 MANY = 1_000_000  # steps: neither the schedule nor a checkpoint may end within a measurement
 SETTINGS = ("tracker=[csv]", "sample.prompts=[]", f"train.steps={MANY}", f"train.checkpoint_every={MANY}")
@@ -29,12 +34,21 @@ SETTINGS = ("tracker=[csv]", "sample.prompts=[]", f"train.steps={MANY}", f"train
 
 def training(folder: Path, *overrides: str) -> Training:
     """A training ready to step, its cache filled if it has one; nothing is sampled, and its figures go to metrics.csv alone."""
+    return _built(build_training, folder, overrides)
+
+
+def learning(folder: Path, *overrides: str) -> Learning:
+    """The same that learns from rollouts."""
+    return _built(build_learning, folder, overrides)
+
+
+def _built(build: Callable[[Assembly, Dist, Path, None], Built], folder: Path, overrides: Sequence[str]) -> Built:
     logging.getLogger("flowrun").setLevel(logging.WARNING)
     assembly = assemble([f"cache.root={folder / 'cache'}", *SETTINGS, *overrides])
     dist = make_dist(assembly.run.precision)
     if assembly.library is not None:
         fill(assembly, assembly.library.work(), dist)
-    return build_training(assembly, dist, Path(tempfile.mkdtemp(dir=folder)), None)
+    return build(assembly, dist, Path(tempfile.mkdtemp(dir=folder)), None)
 
 
 def loaded(*overrides: str, models: Mapping[str, nn.Module] | None = None) -> Assembly:
@@ -62,9 +76,9 @@ class BareLoop:
         self.network: nn.Module = copy.deepcopy(trainer.pipeline.models["transformer"]).train()
         self.velocity = velocity
         self.inputs = [trainer.feed.batch(trainer.batches.window(step)[0]) for step in range(batches)]
-        self._arm(trainer.run.optimizer)
+        self.arm(trainer.run.optimizer)
 
-    def _arm(self, c: Optimizer) -> None:
+    def arm(self, c: Optimizer) -> None:
         self.clip, self.parameters = c.clip, [p for p in self.network.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=c.lr, betas=tuple(c.betas), weight_decay=c.weight_decay, **c.args

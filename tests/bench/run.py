@@ -8,7 +8,7 @@ import platform
 import sys
 from pathlib import Path
 
-NAMES = ("splitting", "cache", "store", "rows", "startup", "loop", "memory", "epochs", "family", "accel")
+NAMES = ("splitting", "cache", "store", "rows", "startup", "loop", "memory", "epochs", "family", "accel", "rollout")
 
 
 def main(names: list[str]) -> int:
