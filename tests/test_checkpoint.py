@@ -199,6 +199,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_point_leaves_a_good_one(tmp_path):
     """Five syncs per save: two files, the manifest, the folder, the parent; killed before the first, third and last."""
     points = [

@@ -37,6 +37,7 @@ def colours(sheet: Image.Image) -> set[tuple[int, ...]]:
     return {tuple(pixel) for pixel in np.asarray(sheet).reshape(-1, 3).tolist()}
 
 
+@pytest.mark.slow
 def test_every_row_of_a_small_data_set_is_shown_and_large_ones_are_spread(tmp_path: Path) -> None:
     wanted = [(n * 20, 255 - n * 20, 7) for n in range(10)]
     for n, colour in enumerate(wanted):

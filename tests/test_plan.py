@@ -53,6 +53,7 @@ def test_what_is_to_be_made_is_what_is_made(runs: Runs) -> None:
     assert section(str(assemble(SMALL).plan), "cache")[1] == "14 values there, 0 to make, from 0 rows"
 
 
+@pytest.mark.slow
 def test_how_much_is_to_be_made_and_how_long_it_takes_is_forecast_from_earlier_runs(runs: Runs) -> None:
     runs("stage=cache")
     more = "data.captions=[red apple,green apple,pear,lemon,tangerine,strawberry]"

@@ -11,6 +11,8 @@ from flowrun import cli
 from flowrun.stages.trainer import Trainer
 from tests.conftest import SMALL, Runs, losses, result
 
+pytestmark = pytest.mark.slow
+
 KERNEL = ("acceleration/shared=[attention_backend]", "acceleration.shared.attention_backend.backend=_native_math")
 COMPILE = ("acceleration/shared=[torch_compile]", "+acceleration.shared.torch_compile.compile_kwargs.backend=eager")
 

@@ -22,6 +22,8 @@ from flowrun.pipelines import Pipeline
 from tests.accelerators.tiny import STEPS, conditions, flux, loss, made_of, noise, walked
 from tests.pipelines.families import assembled
 
+pytestmark = pytest.mark.slow
+
 RANGE = {"spatial_attention_block_skip_range": 2, "spatial_attention_timestep_skip_range": [-1, 900]}
 SKIPPING: dict[str, Mapping[str, Any]] = {  # settings under which each policy leaves something out
     "first_block": {"threshold": 100.0},

@@ -20,6 +20,8 @@ from flowrun.paradigm import Rereads
 from tests.accelerators.tiny import flux, loss, made_of, walked
 from tests.pipelines.families import assembled
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 64
 
 

@@ -51,6 +51,7 @@ def scenario(root: Path, log: Path) -> None:
     log.write_text("done")
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_loses_only_what_was_not_flushed(tmp_path: Path) -> None:
     for step in range(100):
         root, log = tmp_path / f"cache{step}", tmp_path / f"log{step}"

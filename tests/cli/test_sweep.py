@@ -161,6 +161,7 @@ def test_another_sweep_of_the_same_name_is_refused(commands, capfd):
     assert len(commands) == 1
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_goes_on_with_the_jobs_that_have_not_ended_well(commands, capfd):
     sweep_of_three = ["-m", "seed=0,1,2", "run_id=mine"]
     commands.codes = [0, 1, 0]

@@ -167,6 +167,7 @@ for process in _looking.each_of(slow, [0, 1, 2], least=1):
 """
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_one_that_started_them() -> None:
     found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     with subprocess.Popen([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, env=found) as parent:

@@ -135,6 +135,7 @@ def test_a_condition_that_is_not_there_or_there_twice_is_named(tmp_path: Path) -
         folder(tmp_path / "in", pictures={"image": str(tmp_path / "before")})
 
 
+@pytest.mark.slow
 def test_pairs_and_edits_train_live_and_from_the_cache_alike(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for n in range(4):
         noisy(tmp_path / f"a{n}.png", n), noisy(tmp_path / f"b{n}.png", n + 9)

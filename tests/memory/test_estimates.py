@@ -64,6 +64,7 @@ def real(given: Step, checkpointing: bool) -> tuple[dict[str, Tensor], dict[str,
         for case in product(TEXT, ("bf16", "fp32"), (False, True))
     ],
 )
+@pytest.mark.slow
 def test_a_step_without_weights_counts_the_bytes_of_one_with_them(family: str, precision: str, checkpointing: bool) -> None:
     found = made(family, f"precision={precision}").estimate(cached(family), checkpointing)
     given = made(family, f"precision={precision}")

@@ -29,6 +29,7 @@ def values(*overrides: str) -> dict[tuple[str, str], torch.Tensor]:
 
 
 @pytest.mark.parametrize("model", ["sd3_tiny", "flux_tiny"])
+@pytest.mark.slow
 def test_values_are_those_of_row_by_row_encoding_up_to_rounding(runs: Runs, model: str) -> None:
     command = [f"model={model}", *REAL, "task.caption_dropout=0", "stage=cache"]
     assert cli.main(command) == 0
@@ -59,6 +60,7 @@ def capture(runs: Runs, command: list[str]) -> str:
     return "\n".join(assemble(command).warnings)
 
 
+@pytest.mark.slow
 def test_they_are_other_values_than_those_made_row_by_row(runs: Runs) -> None:
     runs("stage=cache")
     plain, batched = (assemble([*SMALL, f"cache.batch={n}"]).library for n in (1, 4))

@@ -20,6 +20,7 @@ def test_a_reward_rises_where_nothing_was_sampled(runs: Runs, task: tuple[str, .
     assert gain.gain > 3 * gain.error > 0
 
 
+@pytest.mark.slow
 def test_the_other_way_round_it_falls(runs: Runs) -> None:
     gain = raised(learn(runs, *LONGER, *HELD_OUT, "task=grpo", "reward.red.weight=-1"))["red"]
     assert gain.gain < -3 * gain.error < 0

@@ -165,6 +165,7 @@ def test_pictures_of_one_name_in_different_folders_have_a_value_each(runs: Runs)
         assert len({tuple(value.flatten().tolist()) for value in values}) == 3
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_share_a_cache(runs: Runs) -> None:
     """They differ in what reaches no cached value."""
     for i, colour in enumerate(COLOURS):

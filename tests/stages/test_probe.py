@@ -65,6 +65,7 @@ def test_a_marker_that_lies_is_found_by_the_probe(runs: Runs, capsys: pytest.Cap
     assert float(biased["ratio_off_first"]) > 10 * exact and float(biased["ratio_off_first"]) > 2e-5
 
 
+@pytest.mark.slow
 def test_a_decoupled_algorithm_learns_from_cached_rollouts_and_reports_them(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     loose = "+acceleration.rollout.diffusers_cache.policy_params.threshold=0.5"
@@ -74,18 +75,21 @@ def test_a_decoupled_algorithm_learns_from_cached_rollouts_and_reports_them(runs
     assert "accelerated walks end up to" in caplog.text and "watch the rewards" in (run / "flowrun.log").read_text() + caplog.text
 
 
+@pytest.mark.slow
 def test_shared_accelerators_stand_in_rollout_and_training_alike(runs: Runs) -> None:
     math = ("acceleration/shared=[attention_backend]", "acceleration.shared.attention_backend.backend=_native_math")
     run = learn(runs, *STEPS, "task=grpo", *math)
     assert float(curves(run)[0]["ratio_off_first"]) == 0.0
 
 
+@pytest.mark.slow
 def test_a_probe_changes_nothing_of_the_run(runs: Runs) -> None:
     one, two = (learn(runs, *STEPS, "task=grpo", f"acceleration.probe={on}", f"run_id={on}", "resume=none") for on in ("true", "false"))
     kept = [[{k: v for k, v in row.items() if not k.startswith("probe")} for row in curves(run)] for run in (one, two)]
     assert kept[0] == kept[1]
 
 
+@pytest.mark.slow
 def test_an_epoch_is_learned_without_what_rollouts_are_accelerated_by(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache is off while weights are updated: a hooked network would reuse what it computed for other weights."""
     on: list[bool] = []

@@ -79,6 +79,7 @@ def fresh(family: str) -> Oracle:
 
 
 @core
+@pytest.mark.slow
 def test_all_weights_in_two_stages_as_in_one_and_back_in_diffusers(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_trained_text_encoder_is_live_and_comes_back(
 
 
 @both
+@pytest.mark.slow
 def test_a_trained_vae_encoder_is_live_and_comes_back(runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     run = both_ways(runs, monkeypatch, family, "task.trainable_models=[transformer,vae.encoder]")
     assert stages(run) == {"text_encoder": "cache", "target_moments": "train", "target_latents": "train"}
@@ -145,6 +147,7 @@ def test_a_trained_vae_encoder_is_live_and_comes_back(runs: Runs, monkeypatch: p
 
 
 @both
+@pytest.mark.slow
 def test_adapters_on_text_encoder_and_transformer_together(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
@@ -330,6 +333,7 @@ def test_pictures_of_a_folder_in_their_own_sizes(runs: Runs, monkeypatch: pytest
     assert "64x64 pixels: 2 rows" in plan and "96x48 pixels: 2 rows" in plan
 
 
+@pytest.mark.slow
 def test_variants_of_rows_in_buckets_are_the_same_cached_and_live(runs: Runs) -> None:
     folder = runs.folder / "pictures"
     folder.mkdir()

@@ -87,6 +87,7 @@ def test_products_go_on_bit_for_bit_from_any_checkpoint(runs: Runs, monkeypatch:
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_last_checkpoint_without_doubled_rows(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_without_doubled_rows(
         assert [row["step"] for row in csv.DictReader(file)] == [str(step) for step in range(1, 13)]
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_skipped(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = losses(runs(*STEPS, "run_id=whole"))
     with monkeypatch.context() as patch:
@@ -167,6 +169,7 @@ def test_a_cache_run_is_not_resumed(runs: Runs, capsys: pytest.CaptureFixture[st
     assert "holds no training run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_on_other_rows_is_another_run(runs: Runs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pictures = tmp_path / "pictures"
     pictures.mkdir()

@@ -102,6 +102,7 @@ def at_chunk(epoch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.parametrize("disturb, reached", [((at_update, 2), 4), ((at_chunk, 1), 2)])
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, changes: tuple, disturb: tuple, reached: int
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 
 
 @pytest.mark.parametrize("reference", ["base", "start", "snapshot", "ema"])
+@pytest.mark.slow
 def test_each_reference_is_the_policy_that_it_names(runs: Runs, reference: str) -> None:
     """At the first update every reference is the trained policy, so the distance is 0; afterwards it is not, but for an adapter
     that began as nothing base and start stay one and the same."""
@@ -131,12 +133,14 @@ def test_each_reference_is_the_policy_that_it_names(runs: Runs, reference: str) 
         assert float(curves(base)[1]["kl"]) == pytest.approx(second, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_guided_rollouts_cache_the_empty_caption_and_train_the_guided_velocity(runs: Runs) -> None:
     run = learn(runs, "task=grpo", "rollout.sampler.guidance=2", "train.epochs=1", *BLIND)
     assert float(curves(run)[0]["ratio_off_first"]) == 0.0
     assert "negative_text" in (run / "plan.txt").read_text()
 
 
+@pytest.mark.slow
 def test_whole_weights_learn_too(runs: Runs) -> None:
     run = learn(runs, "task=nft", "adapter=none", "train.epochs=1", *BLIND)
     assert (run / "model" / "transformer" / "config.json").is_file()

@@ -48,6 +48,7 @@ def test_losses_are_equal_when_no_unit_is_live(runs: Runs, monkeypatch: pytest.M
     assert len(set(split)) == STEPS
 
 
+@pytest.mark.slow
 def test_losses_under_a_mask_are_equal_bit_for_bit_and_data_without_one_are_refused(
     runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_flipped_bit_of_a_cached_value_is_noticed(runs: Runs) -> None:
     assert after != before
 
 
+@pytest.mark.slow
 def test_a_frozen_draw_instead_of_one_per_epoch_is_noticed(runs: Runs) -> None:
     fresh = losses(runs("task=sft_split", *COMMON))
     frozen = losses(runs("task=sft_split", *COMMON, "model.pipeline=tests.plugins:FrozenJitter"))
