@@ -81,6 +81,7 @@ def test_the_last_step_is_scored_and_the_result_is_saved(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.slow
 def test_the_command_prints_accuracy_and_mse(tmp_path: Path) -> None:
     images = drawn()
     run = make_run(

@@ -210,6 +210,7 @@ def test_a_text_encoders_adapter_is_saved_beside_the_networks(tmp_path):
     assert "transformer.transformer_blocks.0.attn.to_q.lora_B.weight" in keys
 
 
+@pytest.mark.slow
 def test_wrappers_leave_no_trace_in_names(trained, tmp_path):
     wrapped = {"transformer": nn.DataParallel(trained)}
     assert unwrapped(wrapped["transformer"]) is trained

@@ -20,6 +20,8 @@ from tests.conftest import result
 from tests.ranks import Told, launch
 from tests.stages.test_resume import stop_at
 
+pytestmark = pytest.mark.slow
+
 SIZES = [(32, 32)] * 5 + [(48, 32)] * 4  # in batches of two: 3 and 2 batches, 5 an epoch
 LONG = "a blue card on a very old and very wide table"
 CAPTIONS = ["a red card", "a green card", LONG] * 3

@@ -174,6 +174,7 @@ def test_adapters_on_text_encoder_and_transformer_together(
 
 
 @core
+@pytest.mark.slow
 def test_each_stage_loads_only_what_it_calls(runs: Runs, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     read: list[str] = []
     real = RandomWeights.load
@@ -198,6 +199,7 @@ def test_long_captions_are_told_before_anything_runs(runs: Runs, capfd: pytest.C
 
 
 @pytest.mark.parametrize(("option", "family"), [pytest.param("sd3_5_medium", "sd3", marks=pytest.mark.slow), ("flux1_dev", "flux")])
+@pytest.mark.slow
 def test_a_saved_pipeline_trains_with_the_options_own_settings(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, option: str, family: str
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_refused_resumption_leaves_the_run_as_it_was(
     assert losses(runs(*settings)) and runs.newest("train") == broken
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_only_when_more_steps_are_asked_for(
     runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_frozen_draw_instead_of_one_per_epoch_is_noticed(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(("pipeline", "stage"), [("Undeclared", "cache"), ("UndeclaredLive", "train")])
+@pytest.mark.slow
 def test_a_unit_without_declared_effects_sees_all_data_in_either_stage(runs: Runs, pipeline: str, stage: str) -> None:
     settings = (f"model.pipeline=tests.plugins:{pipeline}", "train.steps=5")
     split = runs("task=sft_split", *settings)
