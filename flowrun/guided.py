@@ -19,26 +19,25 @@ class Guided:
     whatever they are done, as long as the weights are: the same rows lie in the same batch."""
 
     def __init__(self, pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapping[str, Tensor] | None,
-                 noise: Tensor, sigmas: Tensor, guidance: float) -> None:  # fmt: skip
+                 noise: Tensor, sigmas: Tensor, guidance: float, cache: FeatureCache) -> None:  # fmt: skip
         """conditions, negative: name -> [B, ...]; negative is used unless guidance is 1, in one call of 2 B rows with the
         conditions, or in one of its own where a feature cache wants that. sigmas: [T], the levels that will be asked for. noise:
-        [B, C, (f,) h, w], of the latents' size.
+        [B, C, (f,) h, w], of the latents' size. cache: of the walk; `FeatureCache()`, none, in training.
 
         Raises ValueError when guidance lacks negative conditions."""
         guided = guidance != 1
         if guided and negative is None:
             raise ValueError(f"guidance {guidance} needs negative conditions")
-        self.pipeline, self.guidance = pipeline, guidance
-        self.cache = FeatureCache(*(pipeline.models[name] for name in pipeline.denoisers))
+        self.pipeline, self.guidance, self.cache = pipeline, guidance, cache
         branches = {"uncond": negative, "cond": conditions} if guided else {"cond": conditions}
-        if not self.cache.per_branch:
-            branches = {"_".join(branches): pipeline.joined(*branches.values())}  # [2 B, ...] if guided
-        self._copies = (1 + guided) // len(branches)  # of x in each call
-        rows = torch.cat([noise] * self._copies)
-        self._prepared = {name: pipeline.begin(given, sigmas.to(noise.device), rows) for name, given in branches.items()}
+        self._twice = guided and not cache.per_branch  # x in one call
+        if self._twice:
+            branches = {"_".join(branches): pipeline.joined(*branches.values())}  # [2 B, ...]
+        sigmas, rows = sigmas.to(noise.device), self._rows(noise)
+        self._prepared = {name: pipeline.begin(given, sigmas, rows) for name, given in branches.items()}
 
     def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
-        rows, found = torch.cat([x] * self._copies), []  # [B or 2 B, C, (f,) h, w]
+        rows, found = self._rows(x), []  # [B or 2 B, C, (f,) h, w]
         for name, prepared in self._prepared.items():
             with self.cache.branch(name, sigma):
                 found.append(self.pipeline.velocity(prepared, rows, sigma.expand(len(rows))))
@@ -46,3 +45,6 @@ class Guided:
         if self.guidance == 1:
             return v
         return self.pipeline.guide(*v.chunk(2), self.pipeline.guidance_at(sigma, self.guidance))
+
+    def _rows(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x]) if self._twice else x

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from flowrun.feature_cache import FeatureCache
 from flowrun.guided import Guided
 from flowrun.pipelines import Pipeline
 
@@ -19,7 +20,7 @@ class Policies:
 
     def __init__(self, pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapping[str, Tensor] | None,
                  noise: Tensor, guidance: float, reference: Standing, old: Standing) -> None:  # fmt: skip
-        self._make = lambda sigmas: Guided(pipeline, conditions, negative, noise, sigmas, guidance)
+        self._make = lambda sigmas: Guided(pipeline, conditions, negative, noise, sigmas, guidance, FeatureCache())
         self._reference, self._old = reference, old
 
     def begin(self, sigmas: Tensor) -> None:

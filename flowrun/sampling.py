@@ -83,6 +83,7 @@ def denoise(pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapp
     conditions, or in one of its own where a feature cache wants that. progress is called after each velocity. No
     gradients; the networks are in evaluation mode meanwhile."""
     networks, sigmas = [pipeline.models[name] for name in pipeline.denoisers], sigmas.to(noise.device)
+    cache = FeatureCache(*networks)
 
     def velocity(x: Tensor, sigma: Tensor) -> Tensor:
         v = guided(x, sigma)
@@ -90,8 +91,8 @@ def denoise(pipeline: Pipeline, conditions: Mapping[str, Tensor], negative: Mapp
             progress()
         return v
 
-    with torch.no_grad(), evaluating(*networks), FeatureCache(*networks).walk(len(sigmas) - 1):
-        guided = Guided(pipeline, conditions, negative, noise, sigmas[:-1], guidance)
+    with torch.no_grad(), evaluating(*networks), cache.walk(len(sigmas) - 1):
+        guided = Guided(pipeline, conditions, negative, noise, sigmas[:-1], guidance, cache)
         return solve(velocity, pipeline.start(noise, sigmas), sigmas)
 
 

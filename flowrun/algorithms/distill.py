@@ -10,7 +10,7 @@ mean of all targets, a blur.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,14 @@ from torch import Tensor
 from flowrun.algorithms import Paradigm, StepOut, Supervised
 from flowrun.algorithms._negative import negative_conditions, negative_of, negative_units
 from flowrun.config import ConfigError
+from flowrun.feature_cache import FeatureCache
 from flowrun.flow.path import wide
 from flowrun.flow.step import solve
 from flowrun.graph import Unit
+from flowrun.guided import Guided
 
 if TYPE_CHECKING:
     from flowrun.pipelines import Pipeline
-
-Velocity = Callable[[Tensor, Tensor], Tensor]
 
 PAIRS = ("teacher_noise", "teacher_latents")  # what data that a teacher made give
 
@@ -78,23 +78,9 @@ class Distill(Supervised):
         noise, target = wide(batch[start]), wide(batch[end])                          # [B, ...]
         shape = pipeline.pixel_shape(noise.shape[1:])
         sigmas = pipeline.schedule(self.config.steps, shape).to(noise.device)         # [N + 1], as in sampling
-        x = pipeline.start(noise, sigmas)                                             # [B, ...]
-        x = solve(self._velocity(pipeline, batch, sigmas, noise), x, sigmas)          # [B, ...]
+        negative = negative_of(pipeline, batch) if self.config.guidance != 1 else None
+        velocity = Guided(pipeline, batch, negative, noise, sigmas[:-1], self.config.guidance, FeatureCache())
+        x = solve(velocity, pipeline.start(noise, sigmas), sigmas)                    # [B, ...]
         squares = pipeline.weigh((x - target).square())
         error = squares.mean(tuple(range(1, squares.ndim)))                           # [B]
         return StepOut(error.mean(), error.detach(), {})
-
-    def _velocity(self, pipeline: Pipeline, batch: Mapping[str, Tensor], sigmas: Tensor, noise: Tensor) -> Velocity:
-        """(x [B, ...], sigma) -> v [B, ...]; with guidance both branches go through the network at once, 2 B rows."""
-        guidance = self.config.guidance
-        if guidance == 1:
-            prepared = pipeline.begin(batch, sigmas[:-1], noise)
-            return lambda x, sigma: pipeline.velocity(prepared, x, sigma.expand(len(x)))
-        both = pipeline.joined(negative_of(pipeline, batch), batch)                   # [2 B, ...]
-        prepared = pipeline.begin(both, sigmas[:-1], torch.cat([noise, noise]))
-
-        def guided(x: Tensor, sigma: Tensor) -> Tensor:
-            v = pipeline.velocity(prepared, torch.cat([x, x]), sigma.expand(2 * len(x)))
-            return pipeline.guide(*v.chunk(2), pipeline.guidance_at(sigma, guidance))
-
-        return guided

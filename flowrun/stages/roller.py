@@ -108,9 +108,9 @@ class Roller:
         shape = rows[0].shape
         noise = torch.stack([self.pipeline.noise(shape, g) for g in keys.generators("noise")]).to(self.dist.device)
         sigmas = self.pipeline.schedule(settings.steps, shape).to(self.dist.device)           # [T + 1]
-        networks = [self.pipeline.models[name] for name in self.pipeline.denoisers]
-        with self.dist.autocast(), FeatureCache(*networks).walk(settings.steps):
-            guided = Guided(self.pipeline, conditions, negative, noise, sigmas[:-1], settings.guidance)
+        cache = FeatureCache(*(self.pipeline.models[name] for name in self.pipeline.denoisers))
+        with self.dist.autocast(), cache.walk(settings.steps):
+            guided = Guided(self.pipeline, conditions, negative, noise, sigmas[:-1], settings.guidance, cache)
             walked = walk(guided, self.pipeline.start(noise, sigmas), sigmas, settings, steps, keys, DTYPES[settings.store],
                           self.algorithm.rereads_steps, keep_means)  # fmt: skip
         return Chunk(numbers, conditions, negative, walked)

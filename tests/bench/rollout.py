@@ -18,6 +18,7 @@ from figure import Figure, interleaved, seconds
 from job import BareLoop, Velocity, flux, learning, loaded
 from torch import Tensor
 
+from flowrun.feature_cache import FeatureCache
 from flowrun.flow.policy import HALF_LOG_2PI, Dynamics
 from flowrun.graph import seed_of
 from flowrun.guided import Guided
@@ -91,7 +92,7 @@ def _walk(model: tuple[str, ...], rounds: int) -> tuple[float, float, bool]:
 
     def ours() -> Tensor:
         sigmas = pipeline.schedule(STEPS, shape)
-        guided = Guided(pipeline, cond, uncond, noise, sigmas[:-1], GUIDANCE)
+        guided = Guided(pipeline, cond, uncond, noise, sigmas[:-1], GUIDANCE, FeatureCache())
         return walk(guided, pipeline.start(noise, sigmas), sigmas, sampler, (), Keys(0, 0, ["row"], [0]), torch.float32, keep=False).clean
 
     def theirs() -> Tensor:
