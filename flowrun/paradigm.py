@@ -23,3 +23,8 @@ class Rereads(Enum):
     states = "states"
     transitions = "transitions"
     log_probs = "log_probs"
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether training computes steps of the sampling once more and compares."""
+        return self in (Rereads.transitions, Rereads.log_probs)

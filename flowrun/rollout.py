@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from flowrun.flow.policy import log_prob, transition
+from flowrun.flow.policy import Transition, log_prob, transition
 from flowrun.flow.step import euler
 from flowrun.graph import seed_of
 from flowrun.rollout_settings import Sampler
@@ -42,6 +42,15 @@ class Walked:
     states: Mapping[int, Tensor] = field(default_factory=dict)
     log_probs: Mapping[int, Tensor] = field(default_factory=dict)
     means: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def again(self, step: int, velocity: Tensor, sampler: Sampler) -> Transition:
+        """The distribution of a noisy step from its stored state, with some velocity there. Gradients flow through its mean."""
+        sigmas = self.sigmas[step], self.sigmas[step + 1], self.sigmas[1]
+        return transition(sampler.dynamics, sampler.eta, self.states[step], velocity, *sigmas)
+
+    def log_ratio(self, step: int, taken: Transition, sampler: Sampler) -> Tensor:
+        """Log-probability of the stored step under `taken`, minus that under which it was taken. [B]"""
+        return log_prob(self.states[step + 1], taken, sampler.log_prob) - self.log_probs[step]
 
     def take(self, places: Sequence[int]) -> Walked:
         """Of some of the walks, in this order."""

@@ -7,8 +7,6 @@ from flowrun.config import ConfigError
 from flowrun.paradigm import Paradigm, Rereads
 from flowrun.spelling import suggest
 
-STEPWISE = (Rereads.transitions, Rereads.log_probs)  # computed once more in training, and compared with the rollout's
-
 
 def validate(slot: str, accelerator: type[Accelerator], algorithm: type | None) -> list[str]:
     """Warnings about this class of accelerator in `slot`, shared or rollout, for this class of algorithm; None: a stage
@@ -49,7 +47,7 @@ def _lossy_rollout(key: str, algorithm: type) -> list[str]:
     if paradigm is Paradigm.coupled and not rescored:
         what = f"is lossy, and {_name(algorithm)} takes log-probabilities from its rollouts: it biases the importance ratio"
         raise ConfigError(key, what, f"{exact}, and tasks that do without log-probabilities may have it")
-    if rereads is not None and Rereads(rereads) in STEPWISE and not rescored:
+    if rereads is not None and Rereads(rereads).stepwise and not rescored:
         what = f"is lossy, and {_name(algorithm)} computes {_words(Rereads(rereads))} of its rollouts once more and compares"
         raise ConfigError(key, what, exact)
     if paradigm is Paradigm.coupled:

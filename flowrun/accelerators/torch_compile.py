@@ -70,7 +70,7 @@ class TorchCompile(Accelerator):
     def keeps_grad(self) -> bool:
         """Whether networks run with gradients on inside no_grad. It holds what a backward pass would need meanwhile, so not
         where nothing is compared."""
-        return self.rereads in (Rereads.transitions, Rereads.log_probs)
+        return self.rereads.stepwise
 
     def check(self, pipeline: Pipeline) -> list[str]:
         key, given = f"{self.key()}.compile_kwargs", self.config.compile_kwargs

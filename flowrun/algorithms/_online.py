@@ -65,7 +65,7 @@ class Online(Algorithm):
     @property
     def rereads_steps(self) -> bool:
         """Whether states and log-probabilities of the noisy steps are kept."""
-        return self.rereads in (Rereads.states, Rereads.transitions, Rereads.log_probs)
+        return self.rereads is Rereads.states or self.rereads.stepwise
 
     @property
     @abstractmethod

@@ -24,7 +24,7 @@ from flowrun.algorithms import Lesson, Online, Paradigm, Policies, Rereads, Step
 from flowrun.algorithms._online import masked, squared_distance
 from flowrun.config import ConfigError
 from flowrun.flow.path import wide
-from flowrun.flow.policy import Dynamics, log_prob, transition
+from flowrun.flow.policy import Dynamics
 from flowrun.rollout_settings import RolloutSettings
 
 
@@ -77,12 +77,11 @@ class Grpo(Online):
 
     def _loss(self, lesson: Lesson, policies: Policies, step: int) -> StepOut:
         c, s, w, advantage = self.config, self.rollout.sampler, lesson.walked, lesson.advantages
-        sigma, sigma_next, second = w.sigmas[step], w.sigmas[step + 1], w.sigmas[1]
-        x, x_next = wide(w.states[step]), wide(w.states[step + 1])                             # [B, ...]
+        x, sigma = wide(w.states[step]), w.sigmas[step]                                        # [B, ...]
         reference = policies.reference(x, sigma) if self.asks_reference else None
         velocity = policies.trained(x, sigma)                                                  # [B, ...]
-        taken = transition(s.dynamics, s.eta, x, velocity, sigma, sigma_next, second)
-        rho = (log_prob(x_next, taken, s.log_prob) - w.log_probs[step]).exp()                  # [B]
+        taken = w.again(step, velocity, s)
+        rho = w.log_ratio(step, taken, s).exp()                                                # [B]
         clipped = rho.clamp(1 - c.clip_low, 1 + c.clip_high)
         per_row = torch.maximum(-advantage * rho, -advantage * clipped)                        # [B]
         metrics = {"ratio": rho.detach().mean(), "ratio_off_max": (rho.detach() - 1).abs().max(),
@@ -90,8 +89,7 @@ class Grpo(Online):
         if reference is not None:
             distance = squared_distance(velocity, reference)                                   # [B]
             if c.kl is Distance.mean:
-                held = transition(s.dynamics, s.eta, x, reference, sigma, sigma_next, second)
-                distance = squared_distance(taken.mean, held.mean)
+                distance = squared_distance(taken.mean, w.again(step, reference, s).mean)
             per_row = per_row + c.kl_weight * distance
             metrics["kl"] = distance.detach().mean()
         per_row = masked(per_row, lesson.valid)

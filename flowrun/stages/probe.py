@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from flowrun.accelerators import Accelerator, applied, rollout_applied
 from flowrun.algorithms import Paradigm
 from flowrun.config import ConfigError
-from flowrun.flow.policy import log_prob, transition
+from flowrun.flow.path import wide
 from flowrun.stages.learner import Learner
 from flowrun.stages.roller import Chunk, Roller
 
@@ -125,17 +124,12 @@ class Probe:
             walked, policies = self.learner.batch(chunk, places)
             policies.begin(walked.sigmas[:-1])
             for step in walked.steps:
-                sigma, sigma_next, second = walked.sigmas[step], walked.sigmas[step + 1], walked.sigmas[1]
-                x, x_next = walked.states[step].float(), walked.states[step + 1].float()
-                with torch.enable_grad(), self._autocast():
-                    velocity = policies.trained(x, sigma)
-                taken = transition(s.dynamics, s.eta, x, velocity.detach(), sigma, sigma_next, second)
-                log_probs.append(log_prob(x_next, taken, s.log_prob) - walked.log_probs[step])
+                with torch.enable_grad(), self.roller.dist.autocast():
+                    velocity = policies.trained(wide(walked.states[step]), walked.sigmas[step])
+                taken = walked.again(step, velocity.detach(), s)
+                log_probs.append(walked.log_ratio(step, taken, s))
                 means.append(taken.mean - walked.means[step])
         return log_probs, means
-
-    def _autocast(self) -> AbstractContextManager[None]:
-        return self.roller.dist.autocast()
 
 
 def judged(found: Deviation, floor: Deviation, clip: float) -> tuple[str, str]:
