@@ -80,13 +80,14 @@ def score(samples: Tensor, prompts: Sequence[str], pictures: Tensor, captions: S
 
 def of_run(run_dir: Path) -> Score:
     """The score of the newest samples in `run_dir`, saved there as nearest.json. Raises ConfigError, DataError."""
-    folder = _newest_samples(run_dir)
-    with open(folder / "samples.csv", newline="", encoding="utf-8") as table:
-        rows = list(csv.DictReader(table))
-    if any(not row["file"].endswith(".png") for row in rows):
-        raise ConfigError("RUN_DIR", f"the samples in {folder} are videos", "give a run that draws pictures")
-    samples = torch.stack([read_picture(folder / row["file"]) for row in rows])  # [N, 3, H, W]
-    prompts = [row["prompt"] for row in rows]
+    if not run_dir.is_dir():
+        raise ConfigError("RUN_DIR", f"{run_dir} is no directory", "give a run's directory, outputs/runs/train/...")
+    folders = sample_folders(run_dir)
+    if not folders:
+        raise ConfigError("RUN_DIR", f"{run_dir} holds no samples", "train with sample.prompts=[...]")
+    folder = folders[-1]
+    samples, drawn = read_samples(folder)
+    prompts = [prompt for prompt, _ in drawn]
     pictures, captions = pictures_of(_source(run_dir), tuple(samples.shape[-2:]))
     if not set(prompts) & set(captions):
         known = f"sample captions of the data, e.g. 'sample.prompts=[{captions[0]}]'"
@@ -114,17 +115,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _newest_samples(run_dir: Path) -> Path:
-    if not run_dir.is_dir():
-        raise ConfigError("RUN_DIR", f"{run_dir} is no directory", "give a run's directory, outputs/runs/train/...")
-    found = sorted(
-        run_dir.glob("samples/step-*/samples.csv"), key=lambda table: int(table.parent.name.partition("-")[2])
-    )
-    if not found:
-        raise ConfigError("RUN_DIR", f"{run_dir} holds no samples", "train with sample.prompts=[...]")
-    return found[-1].parent
-
-
 def _source(run_dir: Path) -> Source:
     """The run's data source, built from the configuration that the run saved."""
     saved = run_dir / "config.yaml"
@@ -144,6 +134,21 @@ def pictures_of(source: Source, size: tuple[int, int]) -> tuple[Tensor, list[str
         )
     images = torch.stack([source.load(row, ("image",))["image"] for row in rows])  # uint8 [M, 3, H, W]
     return images.float() / 127.5 - 1, [row.prompt for row in rows]
+
+
+def sample_folders(run_dir: Path) -> list[Path]:
+    """Those of the steps at which the run drew samples, in order."""
+    tables = run_dir.glob("samples/step-*/samples.csv")
+    return sorted((table.parent for table in tables), key=lambda folder: int(folder.name.partition("-")[2]))
+
+
+def read_samples(folder: Path) -> tuple[Tensor, list[tuple[str, str]]]:
+    """A step's samples [N, 3, H, W], fp32 in [-1, 1], and (prompt, seed) of each. Raises ConfigError for videos."""
+    with open(folder / "samples.csv", newline="", encoding="utf-8") as table:
+        rows = list(csv.DictReader(table))
+    if any(not row["file"].endswith(".png") for row in rows):
+        raise ConfigError("RUN_DIR", f"the samples in {folder} are videos", "give a run that draws pictures")
+    return torch.stack([read_picture(folder / row["file"]) for row in rows]), [(row["prompt"], row["seed"]) for row in rows]
 
 
 def read_picture(path: Path) -> Tensor:

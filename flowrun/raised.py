@@ -1,13 +1,12 @@
 """By how much a run raised each of its rewards, on the prompts and noises that it draws: `python -m flowrun.raised RUN_DIR...`
 
 The first samples are compared with the last ones, picture by picture: the same prompt from the same noise. With rollout.hold_out
-these prompts were never sampled to learn from. Several runs are also summed up, as runs of several seeds are.
+these prompts were never sampled to learn from. Several runs, as those of several seeds, are lines of one table.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import sys
@@ -19,14 +18,13 @@ import torch
 from torch import Tensor
 
 from flowrun.config import ConfigError, UserError
-from flowrun.data import Row
 from flowrun.files import write_atomic
 from flowrun.finished import saved_run
-from flowrun.nearest import read_picture
+from flowrun.nearest import read_samples, sample_folders
 from flowrun.plan import columns
 from flowrun.rewards import choose
 from flowrun.rows import make_source
-from flowrun.scoring import Scoring
+from flowrun.scoring import score_drawn
 from flowrun.utf8 import speak_utf8
 
 
@@ -50,21 +48,19 @@ def raised(run_dir: Path) -> dict[str, Raised]:
     rewards = choose(run.reward, source)
     if not rewards:
         raise ConfigError("RUN_DIR", f"{run_dir} has no rewards", "give the directory of a rollout run")
-    for chosen in rewards.values():
-        chosen.reward.prepare(torch.device("cpu"), source)
-    (first, shown), (last, then) = _samples(run_dir)
+    folders = sample_folders(run_dir)
+    if len(folders) < 2:
+        what = f"{run_dir} holds {len(folders)} steps of samples"
+        raise ConfigError("RUN_DIR", what, "give a run that drew sample.prompts at least twice")
+    (first, shown), (last, then) = (read_samples(folders[i]) for i in (0, -1))  # [P, 3, H, W] each
     if shown != then:
         what = f"{run_dir} drew other prompts or seeds at its end than at its beginning"
         raise ConfigError("RUN_DIR", what, "score a run that drew the same")
+    for chosen in rewards.values():
+        chosen.reward.prepare(torch.device("cpu"), source)
     prompts = [prompt for prompt, _ in shown]
-    groups = [prompts.index(prompt) for prompt in prompts]
-    found = []
-    for pictures in (first, last):
-        rows = [Row(id=f"prompt/{prompt}", prompt=prompt, size=tuple(pictures.shape[-2:])) for prompt in prompts]
-        with Scoring(rewards, groups.count(groups[0])) as scoring:
-            scoring.submit(pictures, prompts, rows, groups)
-            found.append(scoring.result())
-    result = {name: compared(found[0][name], found[1][name]) for name in rewards}
+    before, after = (score_drawn(rewards, (pictures + 1) / 2, prompts) for pictures in (first, last))
+    result = {name: compared(before[name], after[name]) for name in rewards}
     report = json.dumps({name: asdict(one) for name, one in result.items()}, indent=2) + "\n"
     write_atomic(run_dir / "raised.json", report.encode())
     return result
@@ -78,23 +74,6 @@ def compared(before: Tensor, after: Tensor) -> Raised:
     difference = two - one
     error = float(difference.std() / math.sqrt(len(difference))) if len(difference) > 1 else math.nan
     return Raised(float(one.mean()), float(two.mean()), float(difference.mean()), error, len(difference))
-
-
-def _samples(run_dir: Path) -> list[tuple[Tensor, list[tuple[str, str]]]]:
-    """The first and the last step's: pictures [P, 3, H, W] in [0, 1], and (prompt, seed) of each."""
-    tables = sorted(run_dir.glob("samples/step-*/samples.csv"), key=lambda table: int(table.parent.name.partition("-")[2]))
-    if len(tables) < 2:
-        what = f"{run_dir} holds {len(tables)} steps of samples"
-        raise ConfigError("RUN_DIR", what, "give a run that drew sample.prompts at least twice")
-    found = []
-    for table in (tables[0], tables[-1]):
-        with open(table, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        if any(not row["file"].endswith(".png") for row in rows):
-            raise ConfigError("RUN_DIR", f"the samples in {table.parent} are videos", "give a run that draws pictures")
-        pictures = torch.stack([read_picture(table.parent / row["file"]) for row in rows])
-        found.append(((pictures + 1) / 2, [(row["prompt"], row["seed"]) for row in rows]))
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

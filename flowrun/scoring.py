@@ -85,6 +85,16 @@ class Scoring:
             worker.close()
 
 
+def score_drawn(rewards: Mapping[str, Chosen], images: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
+    """Of pictures [N, (F,) 3, H, W] in [0, 1] that are of no row, each drawn from a prompt; those of one prompt are a group, and
+    all groups of one size: name -> [N] fp32, as of `Scoring.result`."""
+    groups = [prompts.index(prompt) for prompt in prompts]
+    rows = [Row(id=f"prompt/{prompt}", prompt=prompt, size=tuple(images.shape[-2:])) for prompt in prompts]
+    with Scoring(rewards, groups.count(groups[0])) as scoring:
+        scoring.submit(images, prompts, rows, groups)
+        return scoring.result()
+
+
 class _Worker:
     """One reward and its thread. reason: why it first failed. seconds: spent on what `finish` last returned."""
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from flowrun.data import Row
 from flowrun.rewards import Chosen
 from flowrun.rollout_settings import StopRule
 from flowrun.sampling import Picture
-from flowrun.scoring import Scoring
+from flowrun.scoring import score_drawn
 
 PREFIX = "samples/"  # before a reward's name, in metrics
 
@@ -33,13 +32,9 @@ class Evaluation:
 
     def scores(self, drawn: Sequence[Picture]) -> dict[str, float]:
         """Means by reward over those that could be scored; groupwise ones are given all pictures of one prompt."""
-        prompts = [picture.prompt for picture in drawn]
-        groups = [prompts.index(prompt) for prompt in prompts]
-        images = torch.stack([(picture.image + 1) / 2 for picture in drawn])  # [B, (F,) 3, H, W]
-        rows = [Row(id=f"prompt/{picture.prompt}", prompt=picture.prompt, size=tuple(picture.image.shape[-2:])) for picture in drawn]
-        with Scoring(self.rewards, groups.count(groups[0])) as scoring:
-            scoring.submit(images, prompts, rows, groups)
-            return {f"{PREFIX}{name}": float(values.nanmean()) for name, values in scoring.result().items()}
+        images = torch.stack([(picture.image + 1) / 2 for picture in drawn])  # [N, (F,) 3, H, W]
+        found = score_drawn(self.rewards, images, [picture.prompt for picture in drawn])
+        return {f"{PREFIX}{name}": float(values.nanmean()) for name, values in found.items()}
 
     def judge(self, found: Mapping[str, float], kl: float = 0.0) -> bool:
         """Whether the run may go on with these means, `over` says why not. kl: the epoch's distance from the reference."""
