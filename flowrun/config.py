@@ -120,7 +120,8 @@ def one_name(key: str, value: str) -> None:
         raise ConfigError(key, f"is {value!r}", fix)
 
 
-def _at_least(key: str, value: float | None, least: float) -> None:
+def at_least(key: str, value: float | None, least: float) -> None:
+    """None is no value. Raises ConfigError."""
     if value is not None and not value >= least:  # written so that NaN is refused too
         raise ConfigError(key, f"is {value}", f"must be at least {least:g}")
 
@@ -140,7 +141,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         for name, least in (("lr", 0.0), ("weight_decay", 0.0), ("warmup_steps", 0), ("ema", 0.0)):
-            _at_least(f"optimizer.{name}", getattr(self, name), least)
+            at_least(f"optimizer.{name}", getattr(self, name), least)
         if self.clip is not None and self.clip <= 0:
             raise ConfigError("optimizer.clip", f"is {self.clip}", "give a positive norm, or null for no clipping")
         if self.ema >= 1:
@@ -162,7 +163,7 @@ class Train:
 
     def __post_init__(self) -> None:
         for name in ("steps", "epochs", "repeat", "batch_size", "accumulate", "checkpoint_every", "keep", "log_every"):
-            _at_least(f"train.{name}", getattr(self, name), 1)
+            at_least(f"train.{name}", getattr(self, name), 1)
         if (self.steps is None) == (self.epochs is None):
             both = "both are given" if self.steps is not None else "neither is given"
             raise ConfigError("train.steps, train.epochs", both, "give one and set the other to null")
@@ -184,7 +185,7 @@ class CacheSettings:
     def __post_init__(self) -> None:
         if not self.root:
             raise ConfigError("cache.root", "is empty", "name a folder")
-        _at_least("cache.batch", self.batch, 1)
+        at_least("cache.batch", self.batch, 1)
         for name in ("flush_mb", "flush_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"cache.{name}", f"is {getattr(self, name)}", "must be positive")
@@ -200,9 +201,9 @@ class Sample:
     every: int
 
     def __post_init__(self) -> None:
-        _at_least("sample.rows", self.rows, 0)
-        _at_least("sample.steps", self.steps, 1)
-        _at_least("sample.every", self.every, 1)
+        at_least("sample.rows", self.rows, 0)
+        at_least("sample.steps", self.steps, 1)
+        at_least("sample.every", self.every, 1)
         if not all(isinstance(prompt, str) for prompt in self.prompts):
             raise ConfigError("sample.prompts", f"is {self.prompts}", 'give texts, ["red apple","a cat"]')
         if (self.prompts or self.rows) and not self.seeds:
@@ -267,7 +268,7 @@ class Run:
     acceleration: Acceleration = field(default_factory=Acceleration)
 
     def __post_init__(self) -> None:
-        _at_least("processes", self.processes, 1)
+        at_least("processes", self.processes, 1)
         one_name("run_id", self.run_id)
         for name in ("model", "data", "task", "adapter", "rollout"):
             if not isinstance(getattr(self, name), dict):

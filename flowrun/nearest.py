@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +21,8 @@ from PIL import Image
 from torch import Tensor
 
 from flowrun.config import ConfigError, UserError
-from flowrun.data import Source
+from flowrun.data import Source, make_source
 from flowrun.files import write_atomic
-from flowrun.registry import SOURCES
 from flowrun.utf8 import speak_utf8
 
 
@@ -120,9 +118,7 @@ def _source(run_dir: Path) -> Source:
     saved = run_dir / "config.yaml"
     if not saved.is_file():
         raise ConfigError("RUN_DIR", f"{run_dir} holds no config.yaml", "give the directory of a run")
-    node: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(saved).data, resolve=True)
-    cls = SOURCES.find(node["source"], "data.source")
-    return cls(SOURCES.build("data", cls, node))
+    return make_source(OmegaConf.to_container(OmegaConf.load(saved).data, resolve=True))
 
 
 def pictures_of(source: Source, size: tuple[int, int]) -> tuple[Tensor, list[str]]:

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from flowrun.config import ConfigError, UserError
+from flowrun.data import make_source
 from flowrun.files import write_atomic
 from flowrun.finished import saved_run
 from flowrun.nearest import read_samples, sample_folders
 from flowrun.plan import columns
 from flowrun.rewards import choose
-from flowrun.rows import make_source
 from flowrun.scoring import score_drawn
 from flowrun.utf8 import speak_utf8
 
@@ -44,7 +44,7 @@ def raised(run_dir: Path) -> dict[str, Raised]:
 
     Raises ConfigError for a run without rewards, or with fewer than two steps of samples."""
     run = saved_run(run_dir)
-    source = make_source(run)
+    source = make_source(run.data)
     rewards = choose(run.reward, source)
     if not rewards:
         raise ConfigError("RUN_DIR", f"{run_dir} has no rewards", "give the directory of a rollout run")

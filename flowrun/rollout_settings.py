@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from enum import Enum
 
-from flowrun.config import ConfigError, Precision
+from flowrun.config import ConfigError, Precision, at_least
 from flowrun.flow.advantage import Aggregate, Spread
 from flowrun.flow.policy import Dynamics, LogProb
 from flowrun.flow.window import Window, noisy_steps
@@ -34,7 +34,7 @@ class NoisySteps:
 
     def __post_init__(self) -> None:
         for name, least in (("size", 1), ("first", 0), ("stay", 1)):
-            _at_least(f"sampler.window.{name}", getattr(self, name), least)
+            at_least(f"{KEY}.sampler.window.{name}", getattr(self, name), least)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,8 +49,8 @@ class Sampler:
 
     def __post_init__(self) -> None:
         key, ode = f"{KEY}.sampler", self.dynamics is Dynamics.ode
-        _at_least("sampler.steps", self.steps, 1)
-        _at_least("sampler.eta", self.eta, 0)
+        at_least(f"{KEY}.sampler.steps", self.steps, 1)
+        at_least(f"{KEY}.sampler.eta", self.eta, 0)
         if ode and self.eta:
             fix = f"set {key}.eta=0, or choose flow_sde, dance_sde or cps"
             raise ConfigError(f"{key}.eta", f"is {self.eta:g}, but dynamics=ode injects no noise", fix)
@@ -109,9 +109,8 @@ class StopRule:
 
     def __post_init__(self) -> None:
         for name, value in (self.fall or {}).items():
-            _at_least(f"stop.fall.{name}", value, 0)
-        if self.kl is not None:
-            _at_least("stop.kl", self.kl, 0)
+            at_least(f"{KEY}.stop.fall.{name}", value, 0)
+        at_least(f"{KEY}.stop.kl", self.kl, 0)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -132,8 +131,8 @@ class RolloutSettings:
 
     def __post_init__(self) -> None:
         for name in ("prompts_per_epoch", "batch_size", "updates", "inner_epochs", "reference_every"):
-            _at_least(name, getattr(self, name), 1)
-        _at_least("group_size", self.group_size, 2)
+            at_least(f"{KEY}.{name}", getattr(self, name), 1)
+        at_least(f"{KEY}.group_size", self.group_size, 2)
 
     @property
     def pictures(self) -> int:
@@ -143,8 +142,3 @@ class RolloutSettings:
     @property
     def updates_per_epoch(self) -> int:
         return self.updates * self.inner_epochs
-
-
-def _at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:  # written so that NaN is refused too
-        raise ConfigError(f"{KEY}.{name}", f"is {value}", f"must be at least {least:g}")

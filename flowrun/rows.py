@@ -15,17 +15,8 @@ from flowrun.feed import live_inputs
 from flowrun.files import obstacle
 from flowrun.pipelines import Pipeline
 from flowrun.prompts import Drawn, Edits, Prompts
-from flowrun.registry import SOURCES
 from flowrun.remembered import Remembered, remember
 from flowrun.splitters import Split
-
-
-def make_source(run: Run) -> Source:
-    name = run.data.get("source")
-    if not isinstance(name, str):
-        raise ConfigError("data.source", f"is {name!r}", f"name one: {', '.join(SOURCES.names())}")
-    cls = SOURCES.find(name, "data.source")
-    return cls(SOURCES.build("data", cls, run.data))
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from flowrun.checks import (
     make_batches,
 )
 from flowrun.compose import compose
-from flowrun.config import ConfigError, Model, Precision, Run, Stage, Task
-from flowrun.data import Row, Source
+from flowrun.config import ConfigError, Model, Run, Stage, Task
+from flowrun.data import Row, Source, make_source
 from flowrun.feed import live_inputs
 from flowrun.graph import Unit, UnitGraph
 from flowrun.library import Library
@@ -32,18 +32,17 @@ from flowrun.machine import check_precision, check_processes
 from flowrun.online import Learned, learned, make_algorithm
 from flowrun.optim import check_optimizer
 from flowrun.pipelines import Pipeline
+from flowrun.pipelines._precision import DTYPES
 from flowrun.plan import Plan
 from flowrun.prompts import Drawn
 from flowrun.registry import PIPELINES, checked, common
 from flowrun.remembered import Remembered
-from flowrun.rows import drawn_of, looks_of, make_source, rows_of
+from flowrun.rows import drawn_of, looks_of, rows_of
 from flowrun.splitters import Split, split
 from flowrun.uncollected import uncollected
 from flowrun.variants import Variants
 
 log = logging.getLogger(__name__)
-
-DTYPES = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     rundir.outputs()
     rundir.named(run)
     task = common("task", Task, run.task)
-    pipeline, algorithm, source = make_pipeline(run), make_algorithm(run, task), make_source(run)
+    pipeline, algorithm, source = make_pipeline(run), make_algorithm(run, task), make_source(run.data)
     if pipeline.sound is not None:
         source.listen(pipeline.sound)
     chosen = accelerators.choose(run.acceleration, type(algorithm))

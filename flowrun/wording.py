@@ -163,3 +163,8 @@ def _value(message: str, key: str) -> tuple[str, str]:
             found["kind"] = KINDS.get(found.get("kind", ""), "another value")
             return what.format(**found), fix.format(**found, key=key)
     return message, "see omegaconf's documentation"
+
+
+def first_line(error: BaseException) -> str:
+    """What a library says, in one line."""
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

@@ -24,10 +24,11 @@ from torch import nn
 
 from flowrun.config import ConfigError
 from flowrun.feature_cache import Clock, Paced
+from flowrun.pipelines._precision import DTYPES
 from flowrun.spelling import suggest
 
 LATEST = 900  # time from which FasterCache may extrapolate: it has no values of steps before the first, at about 1000
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NAMES = {precision.value: dtype for precision, dtype in DTYPES.items()}
 
 
 class Policy(Enum):
@@ -83,7 +84,7 @@ def settings(policy: Policy, params: Mapping[str, Any], network: nn.Module) -> A
         return FasterCacheConfig(**given, current_timestep_callback=Clock(), is_guidance_distilled=True, attention_weight_callback=_half)
     if policy is Policy.taylorseer:
         if "taylor_factors_dtype" in given:
-            given["taylor_factors_dtype"] = DTYPES[given["taylor_factors_dtype"]]
+            given["taylor_factors_dtype"] = NAMES[given["taylor_factors_dtype"]]
         if not ({"cache_identifiers", "skip_predict_identifiers"} & given.keys() or given.get("use_lite_mode")):
             given["cache_identifiers"] = _attention_layers(network)
         return TaylorSeerCacheConfig(**given)
@@ -119,7 +120,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         return isinstance(value, list) and len(value) == len(parts) and all(map(_fits, value, parts))
     if hint is torch.dtype:
-        return value in DTYPES
+        return value in NAMES
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     return value is None if hint is NoneType else type(value) is hint
@@ -132,5 +133,5 @@ def _told(hint: Any) -> str:
     if origin in (list, tuple):
         return f"a list of {_told(parts[0])}" + (f", {len(parts)} of them" if origin is tuple and parts[-1] is not ... else "")
     if hint is torch.dtype:
-        return ", ".join(DTYPES)
+        return ", ".join(NAMES)
     return {float: "a number", int: "a whole number", bool: "true or false", str: "text"}.get(hint, str(hint))

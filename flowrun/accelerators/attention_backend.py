@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from flowrun.accelerators import Accelerator, Undo
 from flowrun.accelerators._networks import attributes_restored, loaded, outlines
-from flowrun.accelerators._saying import first_line
 from flowrun.config import ConfigError
 from flowrun.modular.blocks import quiet
 from flowrun.spelling import near
+from flowrun.wording import first_line
 
 if TYPE_CHECKING:
     from flowrun.pipelines import Pipeline

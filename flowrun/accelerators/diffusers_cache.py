@@ -21,11 +21,11 @@ from torch import nn
 from flowrun.accelerators import Accelerator
 from flowrun.accelerators._networks import attributes_restored, loaded, outlines
 from flowrun.accelerators._policies import Policy, check_params, settings
-from flowrun.accelerators._saying import first_line
 from flowrun.config import ConfigError
 from flowrun.feature_cache import Tally
 from flowrun.modular.blocks import quiet
 from flowrun.paradigm import Rereads
+from flowrun.wording import first_line
 
 if TYPE_CHECKING:
     from flowrun.pipelines import Pipeline

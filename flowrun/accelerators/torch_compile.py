@@ -24,10 +24,10 @@ from torch.utils._pytree import tree_map_only
 from flowrun.accelerators import Accelerator, Undo
 from flowrun.accelerators._compiles import Compiles
 from flowrun.accelerators._networks import attributes_restored, loaded, outlines
-from flowrun.accelerators._saying import first_line
 from flowrun.config import ConfigError
 from flowrun.paradigm import Rereads
 from flowrun.spelling import suggest
+from flowrun.wording import first_line
 
 if TYPE_CHECKING:
     from flowrun.pipelines import Pipeline

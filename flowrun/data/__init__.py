@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from flowrun.cache.looks import Looks
+from flowrun.config import ConfigError
 from flowrun.files import HashFile
+from flowrun.registry import SOURCES
 from flowrun.sound import Hearing
 
 
@@ -97,3 +99,12 @@ class Source(ABC):
     @abstractmethod
     def fingerprints(self, row: Row, hash_file: HashFile) -> dict[str, bytes]:
         """One content key per input name: the bytes it comes from and every rule that made it from them."""
+
+
+def make_source(settings: Mapping[str, Any], key: str = "data") -> Source:
+    """settings: a section like `data`. key: its name, for messages. Raises ConfigError."""
+    name = settings.get("source")
+    if not isinstance(name, str):
+        raise ConfigError(f"{key}.source", f"is {name!r}", f"name one: {', '.join(SOURCES.names())}")
+    cls = SOURCES.find(name, f"{key}.source")
+    return cls(SOURCES.build(key, cls, settings))

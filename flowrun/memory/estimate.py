@@ -19,11 +19,12 @@ from flowrun.config import ConfigError, Model, Precision, Run, Task
 from flowrun.frozen.layers import in_full
 from flowrun.memory.count import Live, Saved
 from flowrun.memory.fake import GpuAutocast, called_as, checkpointed, faked
+from flowrun.online import make_algorithm
 from flowrun.optim import make_optimizer
 from flowrun.pipelines import Pipeline, Shape, held_in
-from flowrun.pipelines._precision import computes_in
+from flowrun.pipelines._precision import DTYPES, computes_in
 from flowrun.registry import checked, common
-from flowrun.run import DTYPES, make_algorithm, make_pipeline
+from flowrun.run import make_pipeline
 
 
 @dataclass(frozen=True)

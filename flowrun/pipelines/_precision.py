@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from flowrun.config import Precision
+
+DTYPES = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 MARK = "computes_in"
 
 

@@ -17,6 +17,7 @@ from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer, CLIPVisio
 
 from flowrun.config import ConfigError, Failure
 from flowrun.rewards._frames import to_pil
+from flowrun.wording import first_line
 
 
 def check_place(key: str, weights: str | None) -> None:
@@ -34,9 +35,8 @@ def loaded(cls: Any, weights: str) -> Any:
         network, found = cls.from_pretrained(weights, output_loading_info=True, dtype=torch.float32)
         lacking = sorted(found["missing_keys"])
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
         fix = "give a folder that save_pretrained wrote, or an id on the hub"
-        raise Failure(f"the {cls.__name__} of {weights} cannot be loaded: {reason}", fix) from error
+        raise Failure(f"the {cls.__name__} of {weights} cannot be loaded: {first_line(error)}", fix) from error
     if lacking:
         raise Failure(f"{weights} lacks {len(lacking)} tensors of a {cls.__name__}, e.g. {lacking[0]}", "give a whole one")
     return network.requires_grad_(False).eval()

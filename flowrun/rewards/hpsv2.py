@@ -22,6 +22,7 @@ from flowrun.data import Row, Source
 from flowrun.rewards import Reward
 from flowrun.rewards._clip import Paired, check_place, loaded
 from flowrun.rewards._frames import per_frame
+from flowrun.wording import first_line
 
 NAMES = (  # OpenCLIP's name of a tensor -> that of transformers
     (r"visual\.class_embedding", "vision_model.embeddings.class_embedding"),
@@ -96,5 +97,4 @@ def _file(weights: str, file: str) -> Path:
     try:
         return Path(hf_hub_download(weights, file))
     except OSError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise Failure(f"{file} of {weights} cannot be had: {reason}", "give a folder that holds it") from error
+        raise Failure(f"{file} of {weights} cannot be had: {first_line(error)}", "give a folder that holds it") from error

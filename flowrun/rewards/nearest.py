@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from flowrun.config import ConfigError
-from flowrun.data import Row, Source
+from flowrun.data import Row, Source, make_source
 from flowrun.nearest import matches, pictures_of
-from flowrun.registry import SOURCES
 from flowrun.rewards import Reward
 
 
@@ -32,7 +31,7 @@ class Nearest(Reward):
         data: dict[str, Any] | None
 
     def check(self, key: str, source: Source | None) -> None:
-        at, known = ("data", source) if self.config.data is None else (f"{key}.data", self._own(f"{key}.data"))
+        at, known = ("data", source) if self.config.data is None else (f"{key}.data", make_source(self.config.data, f"{key}.data"))
         if known is None:
             raise ConfigError(at, "is null, and there is no run whose data could be compared with", "name a data source")
         if "image" not in known.names:
@@ -40,7 +39,7 @@ class Nearest(Reward):
             raise ConfigError(at, "has no pictures that samples could be compared with", fix)
 
     def prepare(self, device: torch.device, source: Source | None) -> None:
-        self._source = source if self.config.data is None else self._own("data")
+        self._source = source if self.config.data is None else make_source(self.config.data)
         self._known: dict[tuple[int, int], tuple[Tensor, list[str]]] = {}
 
     def score(self, images: Tensor, prompts: Sequence[str], rows: Sequence[Row]) -> Tensor:
@@ -52,8 +51,3 @@ class Nearest(Reward):
         found = matches(images * 2 - 1, prompts, *self._known[size])
         hits = self.config.measure is Measure.hit
         return torch.tensor([torch.nan if m is None else float(m.hit) if hits else -m.mse for m in found])
-
-    def _own(self, key: str) -> Source:
-        name = self.config.data.get("source")
-        cls = SOURCES.find(str(name), f"{key}.source")
-        return cls(SOURCES.build(key, cls, self.config.data))

@@ -16,18 +16,16 @@ from torch import Tensor
 from flowrun.algorithms import Online
 from flowrun.algorithms._negative import negative_of
 from flowrun.batches import Visit
-from flowrun.config import Precision
 from flowrun.dealing import Deal, prompts_of
 from flowrun.dist import Dist
 from flowrun.feature_cache import FeatureCache
 from flowrun.feed import Feed
 from flowrun.guided import Guided
 from flowrun.pipelines import Pipeline
+from flowrun.pipelines._precision import DTYPES
 from flowrun.rollout import Keys, Sample, Walked, walk
 from flowrun.rollout_settings import RolloutSettings
 from flowrun.scoring import Scoring
-
-DTYPES = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
 
 @dataclass(frozen=True)
