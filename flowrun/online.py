@@ -91,10 +91,10 @@ def _sampled(run: Run, settings: RolloutSettings, rows: Sequence[Row]) -> tuple[
     """(numbers of the rows to sample, how many are held out). Raises ConfigError."""
     held = set(run.sample.prompts) if settings.hold_out else set()
     found = [number for number, row in enumerate(rows) if row.prompt not in held]
-    if shapes := sorted({rows[number].shape for number in found})[1:]:
-        first = rows[found[0]].shape
-        what = f"have several sizes, {pixels(first)} and {pixels(shapes[-1] if shapes[-1] != first else shapes[0])} among them"
-        raise ConfigError("data", f"rows {what}, and rollouts sample one", "give rows of one size")
+    shapes = sorted({rows[number].shape for number in found})
+    if len(shapes) > 1:
+        what = f"rows have several sizes, {pixels(shapes[0])} and {pixels(shapes[-1])} among them, and rollouts sample one"
+        raise ConfigError("data", what, "give rows of one size")
     if len(found) < settings.prompts_per_epoch:
         what = f"is {settings.prompts_per_epoch}, but there are {amount(len(found), 'row')} to sample"
         if len(found) < len(rows):

@@ -1,1 +1,1 @@
-"""What a process does with an assembled run: fill the cache, or train."""
+"""What a process does with an assembled run: fill the cache, train, or learn from rollouts."""

@@ -42,6 +42,15 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model" / "pytorch_lora_weights.safetensors")
 
 
+def test_rows_of_two_sizes_are_refused_with_both(runs: Runs, capsys: pytest.CaptureFixture) -> None:
+    table = runs.folder / "prompts.csv"
+    table.write_text("prompt,height,width\na,32,64\nb,32,64\nc,32,32\n")  # the larger size first
+    sizes = ("data=prompts", f"data.path={table}", "data.columns.height=height", "data.columns.width=width", *BLIND)
+    words = [word for word in (*SMALL, *GROUPS, "task=grpo", "reward=[red]", *sizes) if not word.startswith("data.captions")]
+    assert cli.main(words) == 2
+    assert "32x32 pixels and 64x32 pixels among them" in capsys.readouterr().err
+
+
 def learn(runs: Runs, *overrides: str, code: int = 0) -> Path | None:
     runs(*GROUPS, NEAREST, *overrides, code=code)
     return runs.newest("rollout")
