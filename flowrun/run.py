@@ -39,7 +39,7 @@ from flowrun.registry import PIPELINES, checked, common
 from flowrun.remembered import Remembered
 from flowrun.rows import drawn_of, looks_of, rows_of
 from flowrun.splitters import Split, split
-from flowrun.uncollected import uncollected
+from flowrun.uncollected import set_apart, uncollected
 from flowrun.variants import Variants
 
 log = logging.getLogger(__name__)
@@ -252,5 +252,6 @@ def execute(run: Run) -> None:
             assembly = assemble(run)
             session.show(assembly)
         if not run.dry_run:
-            for stage in assembly.stages:
-                session.do(stage, assembly)
+            with set_apart():
+                for stage in assembly.stages:
+                    session.do(stage, assembly)

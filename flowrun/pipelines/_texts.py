@@ -54,7 +54,12 @@ def long_texts(name: str, tokenizer: Callable[[], Any], most: int, texts: Sequen
 
 
 def _counts(tokenizer: Any, texts: Sequence[str]) -> list[int]:
-    """Tokens of each text."""
+    """Tokens of each text. A tokenizer of `tokenizers` is asked without what it also gives through transformers: offsets, lists."""
     parts = [texts[start : start + AT_ONCE] for start in range(0, len(texts), AT_ONCE)]
-    ids = (tokenizer(part, verbose=False, return_attention_mask=False, return_token_type_ids=False)["input_ids"] for part in parts)
-    return [len(of_text) for of_part in ids for of_text in of_part]
+    if not getattr(tokenizer, "is_fast", False):
+        ids = (tokenizer(part, verbose=False, return_attention_mask=False)["input_ids"] for part in parts)
+        return [len(of_text) for of_part in ids for of_text in of_part]
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()  # as transformers sets both anew in each call
+    backend.no_padding()
+    return [len(encoded) for part in parts for encoded in backend.encode_batch_fast(part)]
