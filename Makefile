@@ -37,7 +37,7 @@ LEARNED := learn-$(shell date +%y%m%d-%H%M%S)
 learn: $(VENV)/installed
 	test -f $(LEARN)/learn/base/result.json || FLOWRUN_RUN_DIR=$(abspath $(LEARN)/learn/base) $(PY) -m flowrun
 	$(PY) -m flowrun -m experiment=emoji_nft,emoji_grpo seed=0,1,2 model.weights=$(abspath $(LEARN)/learn/base) run_id=$(LEARNED)
-	$(PY) -m flowrun.raised $(LEARN)/sweeps/$(LEARNED)/*/
+	$(PY) -m flowrun.raised $(LEARN)/sweeps/$(LEARNED)/*/ --curves $(LEARN)/sweeps/$(LEARNED)/curves.csv
 
 lint: $(VENV)/installed
 	$(PY) -m ruff check flowrun tests notebooks

@@ -7,6 +7,8 @@ these prompts were never sampled to learn from. Several runs, as those of severa
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import math
 import sys
@@ -25,6 +27,7 @@ from flowrun.nearest import read_samples, sample_folders
 from flowrun.plan import columns
 from flowrun.rewards import choose
 from flowrun.scoring import score_drawn
+from flowrun.stages.evaluation import PREFIX
 from flowrun.utf8 import speak_utf8
 
 
@@ -76,11 +79,38 @@ def compared(before: Tensor, after: Tensor) -> Raised:
     return Raised(float(one.mean()), float(two.mean()), float(difference.mean()), error, len(difference))
 
 
+def curves(run_dirs: Sequence[Path]) -> str:
+    """How the rewards of the drawn samples went, as csv: a line for each run, epoch and reward, in the order of the runs.
+
+    Raises ConfigError for a run that has no metrics.csv, or drew no samples."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("task", "seed", "epoch", "reward", "mean"))
+    for folder in run_dirs:
+        run, file = saved_run(folder), folder / "metrics.csv"
+        if not file.is_file():
+            raise ConfigError("RUN_DIR", f"{folder} holds no metrics.csv", "give runs with tracker=[csv,...]")
+        with open(file, newline="", encoding="utf-8") as handle:
+            logged = list(csv.DictReader(handle))
+        found = [(run.task["name"], run.seed, line["epoch"], name.removeprefix(PREFIX), value)
+                 for line in logged for name, value in line.items() if name.startswith(PREFIX) and value]  # fmt: skip
+        if not found:
+            raise ConfigError("RUN_DIR", f"{folder} drew no samples on its way", "give runs with sample.every and rewards")
+        table.writerows(found)
+    return text.getvalue()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flowrun.raised", description=__doc__.partition(":")[0])
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="a rollout run's directory")
+    parser.add_argument("--curves", type=Path, metavar="FILE", help="write how the samples' rewards went, as csv, to this file")
+    given = parser.parse_args(arguments)
     try:
-        found = {folder: raised(folder) for folder in parser.parse_args(arguments).run_dirs}
+        found = {folder: raised(folder) for folder in given.run_dirs}
+        if given.curves is not None:
+            text = curves(given.run_dirs)
+            given.curves.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(given.curves, text.encode())
     except UserError as error:
         sys.stderr.write(f"flowrun: {error}\n")
         return error.exit_code
