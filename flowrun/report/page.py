@@ -1,0 +1,125 @@
+"""The page: sections of tables, curves and pictures, all inside one HTML file."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from flowrun.report.curves import Points, draw, panels
+from flowrun.report.left import Left
+from flowrun.report.probe import probe_section
+from flowrun.report.section import Folded, Picture, Section
+from flowrun.report.table import Table
+
+SHOWN = 5  # grids of a kind: the first, the last, and some between
+LOG_LINES = 200  # of flowrun.log, the last ones
+SWEEP_PICTURE = "sweep.png"
+
+
+@dataclass(frozen=True)
+class Head:
+    """status: empty for a sweep."""
+
+    title: str
+    folder: Path
+    status: str = ""
+
+
+def run_page(left: Left) -> str:
+    result = left.result
+    title = " ".join(str(result[name]) for name in ("task", "model", "stage") if name in result) or left.folder.name
+    sections = [
+        Section("Curves", drawings=_drawn(left.curves), note="" if left.curves else "Nothing was logged to metrics.csv."),
+        probe_section(left.once),
+        *(Section(kind.capitalize(), pictures=_grids(grids)) for kind, grids in left.grids.items() if grids),
+        Section("Results", rows=_result(result), note="" if result else "The run has not ended, so there is no result.json."),
+        Section("Plan", text=left.plan.rstrip(), folded=[Folded("configuration", left.config), Folded("log", _last(left.log))]),
+    ]
+    return _page(Head(title, left.folder, left.status), sections)
+
+
+def sweep_page(folder: Path, table: Table, jobs: Mapping[str, Left]) -> str:
+    """jobs: what each left, by its number; jobs that were refused have left nothing."""
+    names = {row["job"]: table.swept(row) for row in table.rows}
+    picture = folder / SWEEP_PICTURE
+    ended = sum(row["status"] == "ok" for row in table.rows)
+    sections = [
+        Section("Jobs", rows=_jobs(table), note=f"{ended} of {len(table.rows)} ended well."),
+        Section("Picture", pictures=[_picture(picture, "drawn by the sweep")] if picture.is_file() else []),
+        Section("Curves", drawings=_drawn(_together({names[job]: left.curves for job, left in jobs.items()}))),
+        Section("Last samples", pictures=[_picture(left.grids["samples"][-1], names[job])
+                                          for job, left in jobs.items() if left.grids.get("samples")]),
+        Section("Plans", folded=[Folded(names[job], left.plan) for job, left in jobs.items()]),
+    ]  # fmt: skip
+    return _page(Head(f"sweep {folder.absolute().name}", folder.absolute()), sections)
+
+
+def _page(head: Head, sections: Sequence[Section | None]) -> str:
+    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(
+        files("flowrun.report").joinpath("page.html").read_text(encoding="utf-8")
+    )
+    shown = [section for section in sections if section is not None and section.holds]
+    return template.render(title=head.title, folder=str(head.folder), status=head.status, sections=shown)
+
+
+def _result(result: Mapping[str, Any]) -> list[list[str]]:
+    if not result:
+        return []
+    return [["name", "value"], *([name, _cell(str(value)) if not isinstance(value, list) else ", ".join(map(str, value))]
+                                 for name, value in result.items() if value != "")]  # fmt: skip
+
+
+def _jobs(table: Table) -> list[list[str]]:
+    names = [name.removeprefix("result.") for name in table.telling]
+    return [names, *([_cell(row[name]) for name in table.telling] for row in table.rows)]
+
+
+def _cell(text: str) -> str:
+    """Four digits of a long decimal number; other text as it is."""
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return f"{number:.4g}" if "." in text or "e" in text else text
+
+
+def _drawn(curves: Mapping[str, Points]) -> list[str]:
+    return [draw(title, lines) for title, lines in panels(curves).items()]
+
+
+def _together(by_job: Mapping[str, Mapping[str, Points]]) -> dict[str, Points]:
+    """One panel for each number, a line for each job: names as `panels` parts them."""
+    names = dict.fromkeys(name for curves in by_job.values() for name in curves)
+    return {"/".join([_flat(name), job.replace("/", "\N{FRACTION SLASH}")]): curves[name]
+            for name in names for job, curves in by_job.items() if name in curves}  # fmt: skip
+
+
+def _flat(name: str) -> str:
+    """reward/red -> reward red, so that each is a panel of its own."""
+    return name.replace("/", " ")
+
+
+def _grids(grids: Sequence[Path]) -> list[Picture]:
+    last = len(grids) - 1
+    places = sorted({round(last * i / (SHOWN - 1)) for i in range(SHOWN)})
+    return [_picture(grids[place], _when(grids[place])) for place in places]
+
+
+def _when(grid: Path) -> str:
+    """step-000250.png -> step 250."""
+    unit, number = grid.stem.split("-")
+    return f"{unit} {int(number)}"
+
+
+def _picture(file: Path, caption: str) -> Picture:
+    return Picture(f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}", caption)
+
+
+def _last(log: str) -> str:
+    return "\n".join(log.splitlines()[-LOG_LINES:])
