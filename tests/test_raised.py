@@ -70,8 +70,8 @@ def test_curves_hold_every_epoch_at_which_samples_were_scored(tmp_path: Path, ca
     for run, end in zip(runs, (0.5, 0.75), strict=True):
         (run / "metrics.csv").write_text(f"step,epoch,reward/red,samples/red\n0,0.0,,0.25\n4,1.0,0.3,\n8,2.0,0.4,{end}\n")
     assert main([*map(str, runs), "--curves", str(tmp_path / "new" / "curves.csv")]) == 0
-    assert (tmp_path / "new" / "curves.csv").read_text().splitlines() == [
-        "task,seed,epoch,reward,mean", *(f"nft,0,{epoch},red,{mean}" for end in (0.5, 0.75) for epoch, mean in ((0.0, 0.25), (2.0, end)))]  # fmt: skip
+    lines = [f"nft,0,{epoch},red,{mean}" for end in (0.5, 0.75) for epoch, mean in ((0.0, 0.25), (2.0, end))]
+    assert (tmp_path / "new" / "curves.csv").read_text().splitlines() == ["task,seed,epoch,reward,mean", *lines]
     (runs[1] / "metrics.csv").write_text("step,epoch,reward/red\n4,1.0,0.3\n")
     assert main([*map(str, runs), "--curves", str(tmp_path / "other.csv")]) == 2
     assert "drew no samples" in capsys.readouterr().err and not (tmp_path / "other.csv").exists()
