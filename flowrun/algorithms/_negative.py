@@ -36,7 +36,8 @@ def negative_conditions(pipeline: Pipeline) -> tuple[str, ...]:
 
 def negative_of(pipeline: Pipeline, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Condition -> its values for the empty caption, [B, ...]; of those that the caption does not reach, the row's own."""
-    return {name: batch.get(f"{NEGATIVE}{name}", batch[name]) for name in pipeline.conditions}
+    own = {name: f"{NEGATIVE}{name}" for name in pipeline.conditions}
+    return {name: batch[negative if negative in batch else name] for name, negative in own.items()}
 
 
 def _of_caption(pipeline: Pipeline) -> tuple[list[Unit], set[str]]:
