@@ -55,8 +55,8 @@ class Weighting:
 
 def effective(logs: Tensor) -> float:
     """ESS of weights by their logarithms, [n], as a share: 1 where all are equal, 1 / n where one has everything."""
-    logs = logs.double()
-    return float((2 * logs.logsumexp(0) - (2 * logs).logsumexp(0)).exp()) / len(logs)
+    w = (logs.double() - logs.max()).exp()  # of the greatest, which no exponential is too small or large for
+    return float(w.sum().square() / w.square().sum()) / len(w)
 
 
 def power_for(log_ratio: Tensor, share: float) -> float:

@@ -103,7 +103,7 @@ class Probe:
             error, warning = "", f"the rollout {error}; here that is weighed: {self.rescoring.told(found.nats)}"
         if errors := [text for text in self.roller.dist.gather(error) if text]:
             raise Deviates(errors[0])
-        noise = f"rounding alone moves log-probabilities by up to {self.floor.log_prob.greatest:.2g}, likelihoods by "
+        noise = f"rounding alone moves log-probabilities by up to {self.floor.log_prob.greatest:.2g}, likelihoods by up to "
         self.lines = [f"{noise}{float(self.floor.nats.abs().max()):.2g} nats", *([warning] if warning else [])]
         if warning:
             log.warning("probe: %s", warning)

@@ -24,6 +24,7 @@ GROUPS = (
     "rollout.sampler.window.size=2", "sample.every=4", "sample.prompts=[pear,lemon]", "sample.steps=2", "sample.guidance=1",
     "optimizer.lr=0.01", "optimizer.warmup_steps=0",
 )  # fmt: skip
+LOSSY = ("acceleration/rollout=[diffusers_cache]", "+acceleration.rollout.diffusers_cache.policy_params.threshold=0.5")
 BLIND = ("sample.prompts=[]", "rollout.hold_out=false")  # nothing is drawn beside the rollouts
 
 
@@ -107,6 +108,7 @@ def at_chunk(epoch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     "changes",
     [
         ("task=grpo", "task.kl_weight=0.1", "rollout.reference=snapshot", "rollout.reference_every=2", "optimizer.ema=0.9"),
+        ("task=grpo_rescored", *LOSSY, "rollout.sampler.steps=8"),
         pytest.param(("task=nft", "task.old.decay=0.5", "task.kl_weight=0.1", "rollout.reference=start"), marks=pytest.mark.slow),
     ],
 )
