@@ -43,7 +43,7 @@ class Rescoring:
         """What weights of these log-likelihood ratios, [n], are worth, and a remedy where that is less than half: once is enough."""
         ess = self.weighting.worth(nats).ess
         self._warned = self._warned or ess < HALF
-        less = f"; task.power={power_for(nats, HALF):.1g}, or less acceleration, would keep half" if ess < HALF else ""
+        less = f"; task.power={power_for(nats, HALF):.2g}, or less acceleration, would keep half" if ess < HALF else ""
         return f"weights by likelihoods up to {float(nats.abs().max()):.2g} nats off make {ess:.0%} of the steps effective{less}"
 
     def warn(self, nats: Tensor) -> None:
