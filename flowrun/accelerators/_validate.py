@@ -51,7 +51,7 @@ def _lossy_rollout(key: str, algorithm: type) -> list[str]:
         what = f"is lossy, and {_name(algorithm)} computes {_words(Rereads(rereads))} of its rollouts once more and compares"
         raise ConfigError(key, what, exact)
     if paradigm is Paradigm.coupled:
-        return [f"{key}: is lossy: the log-probabilities of the rollout are only a truncated weight here; watch how much is cut off"]
+        return [f"{key}: is lossy: the log-probabilities of the rollout are only a truncated weight here; watch weight/ess and weight/lost"]
     return [f"{key}: is lossy: rollouts come from another distribution; watch the rewards' mean and standard deviation"]
 
 

@@ -89,15 +89,27 @@ def measured(algorithm, b: Bandit, walk=None) -> tuple[float, float]:
     return float(rows.mean()), float(rows.std()) / math.sqrt(N)
 
 
+def lost_of(algorithm, b: Bandit) -> float:
+    return algorithm.weighting.worth(b.walk.off[STEP]).lost
+
+
+def off(found: float, error: float, b: Bandit) -> str:
+    """For the report that pytest writes."""
+    distance = abs(found - b.known)
+    return f"off by {distance / abs(b.known):.0%} of the gradient, {distance / error:.1f} standard errors"
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_unweighed_the_gradient_is_far_off_and_weighed_it_is_the_known_one(sampler):
+def test_unweighed_the_gradient_is_far_off_and_weighed_it_is_the_known_one(sampler, record_property):
     whole = made("grpo_rescored", *sampler, "task.truncate=null")
     b = bandit(whole.rollout.sampler)
     found, error = measured(made("grpo", *sampler), b)
     assert abs(b.unweighed - b.known) > 10 * error  # n is large enough to tell
     assert abs(found - b.unweighed) < 3 * error and abs(found - b.known) > 10 * error
+    record_property("unweighed", off(found, error, b))
     found, error = measured(whole, b)
     assert abs(found - b.known) < 3 * error
+    record_property("weighed", off(found, error, b))
     assert b.expected(torch.exp) == pytest.approx(b.known, rel=1e-9) and b.expected(torch.ones_like) == pytest.approx(b.unweighed)
 
 
@@ -109,7 +121,7 @@ def test_what_truncation_and_power_leave_of_the_bias_is_known_reported_and_less(
     found, error = measured(cut, b)
     assert abs(found - expected) < 3 * error
     left, before = (abs(value - b.known) / abs(b.known) for value in (expected, b.unweighed))
-    record_property("bias", f"{left:.1%} of the gradient, {before:.1%} unweighed")
+    record_property("bias", f"{left:.0%} of the gradient, {before:.0%} unweighed, where weight/lost is {lost_of(cut, b):.0%}")
     assert 0 < left < before
     worth = cut.weighting.worth(b.walk.off[STEP])
     if power == 1:  # log w ~ N(-KAPPA^2 / 2, KAPPA^2)
@@ -121,10 +133,11 @@ def test_what_truncation_and_power_leave_of_the_bias_is_known_reported_and_less(
     assert worth.ess > made("grpo_rescored", *SAMPLERS[0], "task.truncate=null").weighting.worth(b.walk.off[STEP]).ess
 
 
-def test_a_rollouts_own_log_probabilities_in_the_ratio_bias_it_too():
+def test_a_rollouts_own_log_probabilities_in_the_ratio_bias_it_too(record_property):
     plain, b = made("grpo", *SAMPLERS[0]), bandit(made("grpo", *SAMPLERS[0]).rollout.sampler)
     rolled = replace(b.walk, log_probs={STEP: b.walk.log_probs[STEP] - b.walk.off[STEP] / 8}, off={})
     found, error = measured(plain, b, rolled)
+    record_property("grpo", off(found, error, b))
     assert abs(found - b.known) > 10 * error
     assert abs(found - b.expected(lambda log_ratio: (log_ratio / 8).exp())) < 3 * error  # the weight's 8th root, 8 elements
 
