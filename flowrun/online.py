@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+
+from torch import Tensor
 
 from flowrun import adapters
 from flowrun.algorithms import Algorithm, Online, Paradigm
 from flowrun.config import ConfigError, Run, Task
 from flowrun.data import Row, Source
 from flowrun.dealing import Deal, deal
+from flowrun.flow.policy import nats, std_of
 from flowrun.pipelines import Pipeline
 from flowrun.plan import amount, pixels
 from flowrun.registry import ALGORITHMS, checked
 from flowrun.rewards import Chosen, choose
-from flowrun.rollout_settings import Reference, RolloutSettings
+from flowrun.rollout_settings import Reference, RolloutSettings, Sampler
 
 WITHOUT = {"accumulate": "rollout.updates says how many pictures an update takes", "repeat": "an epoch samples its prompts anew"}
 
 
 @dataclass(frozen=True)
 class Learned:
-    """rows: numbers of those among the data's that are sampled. held_out: those that sample.prompts keeps out."""
+    """rows: numbers of those among the data's that are sampled. held_out: those that sample.prompts keeps out. nats: of a coupled
+    algorithm, the least and the most of a latent's whole likelihood in one unit of a noisy step's log-probability."""
 
     settings: RolloutSettings
     rewards: Mapping[str, Chosen]
     rows: Sequence[int]
     held_out: int
     deal: Deal
+    nats: tuple[float, float] | None
     steps: int
     warnings: list[str]
 
@@ -65,9 +71,18 @@ def learned(run: Run, algorithm: Algorithm, pipeline: Pipeline, source: Source, 
     if settings.stop.fall and not (run.sample.prompts or run.sample.rows):
         raise ConfigError("rollout.stop.fall", "is measured on the samples, and none are drawn", "name sample.prompts")
     sampled, held_out = _sampled(run, settings, rows)
-    algorithm.check(pipeline.schedule(settings.sampler.steps, rows[sampled[0]].shape))
+    shape = rows[sampled[0]].shape
+    schedule = pipeline.schedule(settings.sampler.steps, shape)
+    algorithm.check(schedule)
     made = deal(settings, train.batch_size, run.processes)
-    return Learned(settings, rewards, sampled, held_out, made, _steps(run, settings), _warnings(algorithm, settings))
+    units = _nats(settings.sampler, schedule, prod(pipeline.latent_shape(shape))) if algorithm.paradigm is Paradigm.coupled else None
+    return Learned(settings, rewards, sampled, held_out, made, units, _steps(run, settings), _warnings(algorithm, settings))
+
+
+def _nats(sampler: Sampler, schedule: Tensor, elements: int) -> tuple[float, float]:
+    stds = (std_of(sampler.dynamics, sampler.eta, *schedule[i : i + 2], schedule[1]) for i in sampler.candidates)
+    found = [nats(sampler.log_prob, std, elements) for std in stds]
+    return min(found), max(found)
 
 
 def _check_trained(run: Run, pipeline: Pipeline, adapter: adapters.Config, algorithm: Online) -> None:
@@ -133,11 +148,25 @@ def told(made: Learned, run: Run, algorithm: Online) -> list[str]:
     held = f"; {amount(made.held_out, 'row')} held out" if made.held_out else ""
     weights = [f"{name} x {chosen.weight:g}" if chosen.weight else f"{name} (measured only)" for name, chosen in made.rewards.items()]
     reference = f", held to {s.reference.value} by {algorithm.config.kl_weight:g}" if algorithm.asks_reference else ""
+    again = " and computes them once more" if algorithm.rescores else ""
     epochs, rows = amount(made.steps // s.updates_per_epoch, "epoch"), amount(len(made.rows), "row")
     return [
         f"{epochs} of {s.prompts_per_epoch} prompts x {s.group_size} pictures, out of {rows}{held}",
         f"{amount(sampler.steps, 'solver step')}, guidance {sampler.guidance:g}{noisy}; {s.batch_size} pictures at once",
         f"rewards {', '.join(weights)}; advantages by {s.advantage.aggregate.value}, in deviations of the {s.advantage.spread.value}",
-        f"{algorithm.paradigm.value}, re-reads {algorithm.rereads.value.replace('_', ' ')}{reference}",
+        f"{algorithm.paradigm.value}, re-reads {algorithm.rereads.value.replace('_', ' ')}{again}{reference}",
+        *(_clip(made, run, algorithm) if made.nats is not None else []),
         f"{s.updates_per_epoch} updates an epoch, micro-batches of {run.train.batch_size}, {made.deal.world} processes",
+    ]
+
+
+def _clip(made: Learned, run: Run, algorithm: Online) -> list[str]:
+    """How far the ratio may move, and where rounding is compared with it."""
+    least, most = (f"{algorithm.clip * unit:.3g}" for unit in made.nats)
+    floor = "acceleration.probe=false leaves it unmeasured"
+    if run.acceleration.probe:
+        floor = "the probe measures it once weights are there, and adds it to plan.txt"
+    return [
+        f"the clip leaves the ratio {algorithm.clip:g}, {least if least == most else f'{least} to {most}'} nats of a picture's likelihood",
+        f"rounding moves log-probabilities too: {floor}",
     ]

@@ -24,11 +24,12 @@ class Plan:
         self.sections.append((title, list(lines)))
 
     def __str__(self) -> str:
-        parts = [self.title]
-        for title, lines in self.sections:
-            head, *rest = lines or ["-"]
-            parts += [f"{title:<12}{head}", *(" " * 12 + line for line in rest)]
-        return "\n".join(parts)
+        return "\n".join([self.title, *(section(title, lines) for title, lines in self.sections)])
+
+
+def section(title: str, lines: Sequence[str]) -> str:
+    head, *rest = lines or ["-"]
+    return "\n".join([f"{title:<12}{head}", *(" " * 12 + line for line in rest)])
 
 
 def unit_table(split: Split) -> list[str]:

@@ -6,13 +6,13 @@ Legend: B pictures of a chunk, C (f) h w latent channels, frames, height and wid
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from flowrun.flow.policy import Transition, log_prob, transition
+from flowrun.flow.policy import Transition, log_prob, nats, std_of, transition
 from flowrun.flow.step import euler
 from flowrun.graph import seed_of
 from flowrun.rollout_settings import Sampler
@@ -33,7 +33,8 @@ class Sample:
 class Walked:
     """What is kept of B walks. sigmas: [T + 1]. steps: those that injected noise, rising. noise, clean: where the walks began and
     ended, [B, C, (f,) h, w]. states: step -> x before it, and of the step after it; log_probs: step -> [B]; means: step -> where it
-    would have come to without its noise."""
+    would have come to without its noise. off: of what was rescored alone, step -> [B], by how many nats the step's likelihood is above
+    that by which it was drawn."""
 
     sigmas: Tensor
     steps: tuple[int, ...]
@@ -42,6 +43,7 @@ class Walked:
     states: Mapping[int, Tensor] = field(default_factory=dict)
     log_probs: Mapping[int, Tensor] = field(default_factory=dict)
     means: Mapping[int, Tensor] = field(default_factory=dict)
+    off: Mapping[int, Tensor] = field(default_factory=dict)
 
     def again(self, step: int, velocity: Tensor, sampler: Sampler) -> Transition:
         """The distribution of a noisy step from its stored state, with some velocity there. Gradients flow through its mean."""
@@ -49,8 +51,22 @@ class Walked:
         return transition(sampler.dynamics, sampler.eta, self.states[step], velocity, *sigmas)
 
     def log_ratio(self, step: int, taken: Transition, sampler: Sampler) -> Tensor:
-        """Log-probability of the stored step under `taken`, minus that under which it was taken. [B]"""
-        return log_prob(self.states[step + 1], taken, sampler.log_prob) - self.log_probs[step]
+        """Log-probability of the stored step under `taken`, minus the one stored. [B]"""
+        return self.log_prob(step, taken, sampler) - self.log_probs[step]
+
+    def log_prob(self, step: int, taken: Transition, sampler: Sampler) -> Tensor:
+        """Of the stored step under `taken`. [B]"""
+        return log_prob(self.states[step + 1], taken, sampler.log_prob)
+
+    def nats(self, step: int, sampler: Sampler) -> float:
+        """Of a row's whole likelihood, in one unit of a step's log-probability."""
+        std = std_of(sampler.dynamics, sampler.eta, self.sigmas[step], self.sigmas[step + 1], self.sigmas[1])
+        return nats(sampler.log_prob, std, self.clean[0].numel())
+
+    def rescored(self, log_probs: Mapping[int, Tensor], sampler: Sampler) -> Walked:
+        """With other log-probabilities of the same steps; by how much they are off those of before is kept."""
+        off = {step: (value - self.log_probs[step]) * self.nats(step, sampler) for step, value in log_probs.items()}
+        return replace(self, log_probs=log_probs, off=off)
 
     def take(self, places: Sequence[int]) -> Walked:
         """Of some of the walks, in this order."""
@@ -63,6 +79,7 @@ class Walked:
             states={step: x[picked] for step, x in self.states.items()},
             log_probs={step: value[picked] for step, value in self.log_probs.items()},
             means={step: mean[picked] for step, mean in self.means.items()},
+            off={step: value[picked] for step, value in self.off.items()},
         )
 
 

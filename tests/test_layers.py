@@ -20,9 +20,9 @@ LAYERS = (
     "modular",
     "pipelines splitters data accelerators nearest rewards",
     "algorithms adapters frozen optim checkpoint sampling guided policies rollout rollout_settings dealing scoring batches "
-    "variants prompts remembered feed shelf library grids",
+    "variants prompts remembered feed shelf library grids plan",
     "stages",
-    "run rows online checks plan explain contact rundir session",
+    "run rows online checks explain contact rundir session",
     "finished reward_server teacher distilled raised decoded families memory report",
     "sweep cli __main__",
 )

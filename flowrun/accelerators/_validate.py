@@ -46,12 +46,12 @@ def _lossy_rollout(key: str, algorithm: type) -> list[str]:
     exact = "leave it out; acceleration.shared changes rollout and training alike"
     if paradigm is Paradigm.coupled and not rescored:
         what = f"is lossy, and {_name(algorithm)} takes log-probabilities from its rollouts: it biases the importance ratio"
-        raise ConfigError(key, what, f"{exact}, and tasks that do without log-probabilities may have it")
+        raise ConfigError(key, what, f"{exact}; task=grpo_rescored weighs for it, and tasks that do without log-probabilities may have it")
     if rereads is not None and Rereads(rereads).stepwise and not rescored:
         what = f"is lossy, and {_name(algorithm)} computes {_words(Rereads(rereads))} of its rollouts once more and compares"
         raise ConfigError(key, what, exact)
     if paradigm is Paradigm.coupled:
-        return [f"{key}: is lossy: the log-probabilities of the rollout are only a truncated weight here; watch how much is cut off"]
+        return [f"{key}: is lossy: the log-probabilities of the rollout are only a truncated weight here; watch weight/ess and weight/lost"]
     return [f"{key}: is lossy: rollouts come from another distribution; watch the rewards' mean and standard deviation"]
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flowrun.algorithms._algorithm import Algorithm, StepOut
 from flowrun.algorithms._negative import negative_conditions, negative_units
+from flowrun.flow.importance import Weighting
 from flowrun.graph import Unit
 from flowrun.paradigm import Rereads
 from flowrun.rollout import Walked
@@ -50,7 +51,8 @@ class Lesson:
 
 
 class Online(Algorithm):
-    """Subclasses say in `rereads` what of a walk `losses` takes, and in `keeps_old` whether it asks the old policy."""
+    """Subclasses say in `rereads` what of a walk `losses` takes, and in `keeps_old` whether it asks the old policy; those with
+    `rescores` get walks whose log-probabilities are those of training (`Walked.rescored`)."""
 
     keeps_old: ClassVar[bool] = False
 
@@ -66,6 +68,16 @@ class Online(Algorithm):
     def rereads_steps(self) -> bool:
         """Whether states and log-probabilities of the noisy steps are kept."""
         return self.rereads is Rereads.states or self.rereads.stepwise
+
+    @property
+    def clip(self) -> float:
+        """How far a ratio of log_probs may move from 1, to the nearer side. Of coupled algorithms."""
+        raise NotImplementedError(f"{type(self).__name__} is coupled and does not say how far its ratio may move: clip")
+
+    @property
+    def weighting(self) -> Weighting:
+        """How a step counts by what it was drawn with. Of those with `rescores`."""
+        raise NotImplementedError(f"{type(self).__name__} rescores and does not say how it weighs: weighting")
 
     @property
     @abstractmethod

@@ -88,6 +88,17 @@ def log_prob(x_next: Tensor, step: Transition, kind: LogProb = LogProb.normalize
     return -squares / (2 * step.std.square()) - step.std.log() - HALF_LOG_2PI
 
 
+def nats(kind: LogProb, std: Tensor, elements: int) -> float:
+    """Of a row's whole likelihood, in one unit of its `log_prob`: D, or D / (2 std^2) of the unnormalised form. std: the step's, 0-d."""
+    return elements if kind is LogProb.normalized else elements / (2 * float(std) ** 2)
+
+
+def std_of(dynamics: Dynamics, eta: float, sigma: Tensor, sigma_next: Tensor, second: Tensor) -> Tensor:
+    """A step's std, which no velocity changes. 0-d, on the CPU."""
+    nothing = torch.zeros(1, dtype=wide(sigma).dtype)
+    return transition(dynamics, eta, nothing, nothing, sigma.cpu(), sigma_next.cpu(), second.cpu()).std
+
+
 def _diffusion_squared(dynamics: Dynamics, eta: float, sigma: Tensor, second: Tensor) -> Tensor:
     if dynamics is Dynamics.dance_sde:
         return torch.full_like(sigma, eta**2)

@@ -24,6 +24,7 @@ from flowrun.stages.evaluation import Evaluation
 from flowrun.stages.learner import Learner
 from flowrun.stages.preview import Preview
 from flowrun.stages.probe import Probe
+from flowrun.stages.rescoring import Rescoring
 from flowrun.stages.roller import Roller
 from flowrun.stages.rollout import OLD, SNAPSHOT, START, Learning
 from flowrun.stages.train import Training
@@ -72,10 +73,11 @@ def build_learning(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
         _reference(assembly, updates, kept), partial(kept.applied, OLD),
     )  # fmt: skip
     checkpoints = Checkpoints((resume_from or folder) / "checkpoints", run.train.keep)
+    rescoring = Rescoring(learner) if algorithm.rescores else None
     learning = Learning(
         settings=made.settings, roller=roller, learner=learner, kept=kept, rewards=made.rewards,
         evaluation=Evaluation(made.rewards, made.settings.stop), faster=assembly.accelerators.rollout,
-        probe=Probe(roller, learner) if run.acceleration.probe else None,
+        probe=Probe(roller, learner, rescoring) if run.acceleration.probe else None, rescoring=rescoring,
         **_results(assembly, updates, checkpoints, folder),
     )  # fmt: skip
     return _started(learning, assembly, _resume(learning.load, updates, checkpoints) if resume_from else 0)

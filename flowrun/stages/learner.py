@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,8 @@ from flowrun.algorithms import Lesson, Online, StepOut
 from flowrun.config import Failure
 from flowrun.dealing import Deal
 from flowrun.dist import Dist
+from flowrun.flow.path import wide
+from flowrun.flow.policy import Transition
 from flowrun.graph import seed_of
 from flowrun.graph.draws import seed_networks
 from flowrun.pipelines import Pipeline
@@ -70,6 +72,19 @@ class Learner:
         walked = chunk.walked.take(places)
         conditions, negative = (_taken(part, places) for part in (chunk.conditions, chunk.negative))
         return walked, Policies(self.pipeline, conditions, negative, walked.noise, self.guidance, self.reference, self.old)
+
+    def again(self, chunk: Chunk) -> Iterator[tuple[Walked, int, Transition]]:
+        """Each noisy step of a chunk as training computes it, micro-batch by micro-batch: (the walks of its pictures, the step, its
+        distribution without gradients)."""
+        for start in range(0, len(chunk.numbers), self.deal.micro):
+            walked, policies = self.batch(chunk, list(range(start, start + self.deal.micro)))
+            with self.dist.autocast():
+                policies.begin(walked.sigmas[:-1])
+            for step in walked.steps:
+                # with gradients, since kernels without them may round differently
+                with torch.enable_grad(), self.dist.autocast(), self.updates.syncing(last=False):
+                    velocity = policies.trained(wide(walked.states[step]), walked.sigmas[step]).detach()
+                yield walked, step, walked.again(step, velocity, self.algorithm.rollout.sampler)
 
     def trial(self, chunk: Chunk) -> Tensor:
         """The first loss of a chunk's first micro-batch, its pictures good and bad in turns; the same each time. 0-d, fp32."""

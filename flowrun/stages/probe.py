@@ -18,8 +18,8 @@ from torch import Tensor
 from flowrun.accelerators import Accelerator, applied, rollout_applied
 from flowrun.algorithms import Paradigm
 from flowrun.config import ConfigError
-from flowrun.flow.path import wide
 from flowrun.stages.learner import Learner
+from flowrun.stages.rescoring import Rescoring
 from flowrun.stages.roller import Chunk, Roller
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NOTHING = torch.zeros(1)
 TENTH = 0.1  # of the clip range: more is worth a warning
 
 
@@ -49,11 +50,12 @@ class Spread:
 @dataclass(frozen=True)
 class Deviation:
     """|difference| of the log-probabilities and means of noisy steps, by way of rollout and by way of training; of the latents that
-    a walk ends with, with and without the accelerators of rollouts."""
+    a walk ends with, with and without the accelerators of rollouts. nats: differences of the steps' log-likelihoods, [n]."""
 
     log_prob: Spread
     mean: Spread
     final: Spread
+    nats: Tensor = NOTHING
 
     def figures(self, prefix: str) -> dict[str, float]:
         return {f"{prefix}{name}_{which}": getattr(getattr(self, name), field)
@@ -65,11 +67,12 @@ class Deviates(Exception):
 
 
 class Probe:
-    """Draws the same pictures each time, and leaves everything as it was."""
+    """Draws the same pictures each time, and leaves everything as it was. lines: for the plan, of a coupled algorithm."""
 
-    def __init__(self, roller: Roller, learner: Learner) -> None:
-        self.roller, self.learner = roller, learner
+    def __init__(self, roller: Roller, learner: Learner, rescoring: Rescoring | None) -> None:
+        self.roller, self.learner, self.rescoring = roller, learner, rescoring
         self.algorithm: Online = roller.algorithm
+        self.lines: list[str] = []
         self.floor = self.shared = None
 
     def around(self, work: Callable[[], dict[str, Any]], shared: Sequence[Accelerator], faster: Sequence[Accelerator]) -> dict[str, Any]:
@@ -84,18 +87,26 @@ class Probe:
 
     def check(self, faster: Sequence[Accelerator]) -> dict[str, float]:
         """What the accelerators at work and those of rollouts change: for trackers. Raises Deviates."""
-        floor, dist = self.floor, self.roller.dist
+        floor = self.floor
         found = self.measure(faster) if self.shared or faster else floor
         log.info("probe: rollout and training differ by up to %.2g in log-probabilities and %.2g in means, of which rounding makes %.2g "
                  "and %.2g; accelerated walks end up to %.2g from others", found.log_prob.greatest, found.mean.greatest,
                  floor.log_prob.greatest, floor.mean.greatest, found.final.greatest)  # fmt: skip
         if self.algorithm.paradigm is Paradigm.coupled:
-            error, warning = judged(found, floor, self.algorithm.clip)
-            if errors := [text for text in dist.gather(error) if text]:
-                raise Deviates(errors[0])
-            if warning:
-                log.warning("probe: %s", warning)
+            self._judge(found)
         return {**found.figures("probe/"), **floor.figures("probe/floor_")}
+
+    def _judge(self, found: Deviation) -> None:
+        """Warns, and raises Deviates; an algorithm that rescores compares training with itself, and its rollouts may deviate."""
+        error, warning = judged(found, self.floor, self.algorithm.clip)
+        if error and self.rescoring is not None:
+            error, warning = "", f"the rollout {error}; here that is weighed: {self.rescoring.told(found.nats)}"
+        if errors := [text for text in self.roller.dist.gather(error) if text]:
+            raise Deviates(errors[0])
+        noise = f"rounding alone moves log-probabilities by up to {self.floor.log_prob.greatest:.2g}, likelihoods by up to "
+        self.lines = [f"{noise}{float(self.floor.nats.abs().max()):.2g} nats", *([warning] if warning else [])]
+        if warning:
+            log.warning("probe: %s", warning)
 
     def _culprit(self, faster: Sequence[Accelerator]) -> str:
         """The accelerator whose absence brings most, by name; each is left out in turn."""
@@ -112,24 +123,19 @@ class Probe:
             chunk = self.roller.first()
         with torch.no_grad():
             plain = self.roller.first().walked.clean if faster else chunk.walked.clean
-        log_probs, means = self._replayed(chunk) if self.algorithm.rereads_steps else ([], [])
-        return Deviation(Spread.of(log_probs), Spread.of(means), Spread.of([chunk.walked.clean - plain]))
+        log_probs, means, nats = self._replayed(chunk) if self.algorithm.rereads_steps else ([], [], [])
+        final = Spread.of([chunk.walked.clean - plain])
+        return Deviation(Spread.of(log_probs), Spread.of(means), final, torch.cat(nats).cpu() if nats else NOTHING)
 
-    def _replayed(self, chunk: Chunk) -> tuple[list[Tensor], list[Tensor]]:
-        """Differences of each noisy step's log-probabilities and means."""
-        s, micro = self.algorithm.rollout.sampler, self.roller.deal.micro
-        log_probs, means = [], []
-        for start in range(0, len(chunk.numbers), micro):
-            places = list(range(start, start + micro))
-            walked, policies = self.learner.batch(chunk, places)
-            policies.begin(walked.sigmas[:-1])
-            for step in walked.steps:
-                with torch.enable_grad(), self.roller.dist.autocast():
-                    velocity = policies.trained(wide(walked.states[step]), walked.sigmas[step])
-                taken = walked.again(step, velocity.detach(), s)
-                log_probs.append(walked.log_ratio(step, taken, s))
-                means.append(taken.mean - walked.means[step])
-        return log_probs, means
+    def _replayed(self, chunk: Chunk) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Differences of each noisy step's log-probabilities and means, training's less the rollout's; of its likelihoods in nats."""
+        sampler = self.algorithm.rollout.sampler
+        log_probs, means, nats = [], [], []
+        for walked, step, taken in self.learner.again(chunk):
+            log_probs.append(walked.log_ratio(step, taken, sampler))
+            means.append(taken.mean - walked.means[step])
+            nats.append(log_probs[-1] * walked.nats(step, sampler))
+        return log_probs, means, nats
 
 
 def judged(found: Deviation, floor: Deviation, clip: float) -> tuple[str, str]:

@@ -22,8 +22,11 @@ from flowrun import grids
 from flowrun.accelerators import Accelerator, report, rollout_applied
 from flowrun.checkpoint import Checkpoint
 from flowrun.config import Stopped
+from flowrun.disk import saving
+from flowrun.files import write_atomic
 from flowrun.flow.advantage import Advantages, advantages
 from flowrun.optim.kept import Kept
+from flowrun.plan import section
 from flowrun.progress import Progress, peak_memory_gb
 from flowrun.rewards import Chosen
 from flowrun.rollout_settings import Reference, RolloutSettings
@@ -31,6 +34,7 @@ from flowrun.scoring import Scoring
 from flowrun.stages.evaluation import Evaluation
 from flowrun.stages.learner import GREATEST, Learner
 from flowrun.stages.probe import Probe
+from flowrun.stages.rescoring import Rescoring
 from flowrun.stages.roller import Epoch, Roller
 from flowrun.stages.work import Work
 from flowrun.stop import Stop, how_to_go_on
@@ -45,8 +49,8 @@ FIRST = "ratio_off_first"
 
 @dataclass(kw_only=True)
 class Learning(Work):
-    """faster: accelerators of the rollout slot. probe: measures all accelerators first, if it is there. totals: seconds by phase,
-    since this start."""
+    """faster: accelerators of the rollout slot. probe: measures all accelerators first, if it is there. rescoring: of an algorithm
+    that rescores. totals: seconds by phase, since this start."""
 
     settings: RolloutSettings
     roller: Roller
@@ -56,6 +60,7 @@ class Learning(Work):
     evaluation: Evaluation
     faster: Sequence[Accelerator]
     probe: Probe | None
+    rescoring: Rescoring | None
     totals: Counter = field(default_factory=Counter)
     _warned: bool = False  # of a ratio that is not 1
 
@@ -67,7 +72,7 @@ class Learning(Work):
     def work(self) -> dict[str, Any]:
         began, per_epoch, updates = time.monotonic(), self.settings.updates_per_epoch, self.updates
         done, metrics, every = self.start, {}, updates.run.train
-        first = self.probe.check(self.faster) if self.probe is not None else {}
+        first = self._probed() if self.probe is not None else {}
         if not self.preview.path(done).exists():
             first |= self._look(done)
         if self.trackers and first and done == 0:
@@ -90,6 +95,14 @@ class Learning(Work):
         if self.evaluation.over:
             self._go_back()
         return self._result(done, metrics, time.monotonic() - began)
+
+    def _probed(self) -> dict[str, float]:
+        """What the probe finds; the saved plan gets what it says of rounding. Raises Deviates."""
+        found, plan = self.probe.check(self.faster), self.folder / "plan.txt"
+        if self.trackers and self.probe.lines:
+            with saving(self.folder, plan.name):
+                write_atomic(plan, plan.read_bytes() + f"{section('probe', self.probe.lines)}\n".encode())
+        return found
 
     def trial(self) -> Tensor:
         with torch.no_grad():
@@ -114,6 +127,8 @@ class Learning(Work):
         if epoch is None:
             return None
         sampled = time.perf_counter()
+        epoch, weighed = self.rescoring.rescored(epoch) if self.rescoring is not None else (epoch, {})
+        rescored = time.perf_counter()
         scores = self._gathered(epoch, dist.each(scoring.result))
         advantage = self.settings.advantage
         given = advantages(scores, {name: chosen.weight for name, chosen in self.rewards.items()},
@@ -122,10 +137,12 @@ class Learning(Work):
         metrics = self._learn(epoch, given.values.clamp(-advantage.clip, advantage.clip), given.valid)
         if self.roller.algorithm.keeps_old:
             self.kept.blend(OLD, self.roller.algorithm.old_decay(number))
-        spent = {"rollout": epoch.seconds, "reward": scored - sampled, "update": time.perf_counter() - scored}
+        spent = {"rollout": epoch.seconds, "reward": scored - rescored, "update": time.perf_counter() - scored}
+        spent |= {"rescoring": rescored - sampled} if self.rescoring is not None else {}
         self.totals.update(spent)
         self._show(epoch, scores)
-        return {**_described(given), **metrics, **report(self.faster), **{f"seconds/{phase}": value for phase, value in spent.items()},
+        return {**_described(given), **weighed, **metrics, **report(self.faster),
+                **{f"seconds/{phase}": value for phase, value in spent.items()},
                 "rollout_share": epoch.seconds / sum(spent.values()), "pictures": float(len(epoch.samples))}  # fmt: skip
 
     def _sampling(self) -> AbstractContextManager[None]:
@@ -239,7 +256,7 @@ def _described(given: Advantages) -> dict[str, float]:
 def _told(metrics: Mapping[str, float]) -> str:
     rewards = [f"{name.removeprefix('reward/')} {value:.4f}" for name, value in metrics.items()
                if name.startswith("reward/") and not name.endswith("/group_std")]  # fmt: skip
-    more = [f"{name} {metrics[name]:.3g}" for name in ("ratio_off_max", "clip_fraction", "kl") if name in metrics]
+    more = [f"{name} {metrics[name]:.3g}" for name in ("weight/ess", "ratio_off_max", "clip_fraction", "kl") if name in metrics]
     return ", ".join([*rewards, *more, f"loss {metrics['loss']:.4g}"])
 
 

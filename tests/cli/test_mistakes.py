@@ -32,7 +32,7 @@ MISTAKES = [
     ("stage=roll", "stage: there is no 'roll'; did you mean rollout?"),
     # options of groups
     ("task=sft_splt", "task: there is no option 'sft_splt'; did you mean sft_split or distill_split? "
-     "options: distill, distill_split, grpo, nft, sft, sft_split"),
+     "options: distill, distill_split, grpo, grpo_rescored, nft, sft, sft_split"),
     ("tracker=[csv,wandbb]", "tracker: there is no option 'wandbb'; did you mean wandb? options: csv, tensorboard, wandb"),
     ("model=bagel", "model: there is no option 'bagel'; neither diffusers nor transformers has BAGEL's network"),
     ("experiment=smok", "experiment: there is no option 'smok'; did you mean smoke?"),
@@ -104,7 +104,8 @@ FILES = [
     ("train: {steps: [1", "/options/experiment/x.yaml, line 3: is no valid YAML (expected ',' or ']'"),
     ("train:\n\tsteps: 1", "/options/experiment/x.yaml, line 3: is no valid YAML (found character '\\t'"),
     ("seed: 1\nseed: 2", "/options/experiment/x.yaml, line 3: is no valid YAML (found duplicate key seed)"),
-    ("defaults:\n  - override /task: nope", "task: there is no option 'nope'; known: distill, distill_split, grpo, nft, sft, sft_split"),
+    ("defaults:\n  - override /task: nope", "task: there is no option 'nope'; known: distill, distill_split, grpo, grpo_rescored, nft, "
+     "sft, sft_split"),
     ("defaults:\n  - override /tusk: sft", "tusk: is no group (in experiment/x.yaml); did you mean task?"),
     (b"run_id: \xff", "/options/experiment/x.yaml: is not UTF-8 (invalid start byte at byte 28); save it as UTF-8"),
 ]

@@ -12,13 +12,14 @@ from safetensors.torch import load_file
 from flowrun import cli
 from tests.conftest import SMALL
 from tests.ranks import launch
-from tests.stages.test_rollout import BLIND, GROUPS, NEAREST, curves
+from tests.stages.test_rollout import BLIND, GROUPS, LOSSY, NEAREST, curves
 
 pytestmark = pytest.mark.slow
 
 COMMON = (*SMALL, *GROUPS, NEAREST, *BLIND, "resume=none")
 TASKS = {
     "grpo": ("task=grpo", "task.kl_weight=0.1", "rollout.reference=base"),
+    "rescored": ("task=grpo_rescored", *LOSSY, "rollout.sampler.steps=8"),
     "nft": ("task=nft", "task.old.decay=0.5", "task.levels=1"),
     "whole": ("task=grpo", "adapter=none", "rollout.reference=start", "task.kl_weight=0.1"),
 }
@@ -55,6 +56,8 @@ def test_equal_micro_batches_give_equal_samples_rewards_and_weights_bit_for_bit(
     assert [row["reward/red"] for row in alone] == [row["reward/red"] for row in both]
     one, two = trained(work, name), trained(work, f"{name}2")
     assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+    figures = [[row.get("weight/ess") for row in of] for of in (alone, both)]
+    assert figures[0] == figures[1] and (name == "rescored") == any(value not in (None, "1.0") for value in figures[0])
     moved = [key for key in one if float(one[key].abs().max()) > 0]
     assert moved
 
