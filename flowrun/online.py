@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from flowrun import adapters
 from flowrun.algorithms import Algorithm, Online, Paradigm
 from flowrun.config import ConfigError, Run, Task
@@ -65,7 +67,9 @@ def learned(run: Run, algorithm: Algorithm, pipeline: Pipeline, source: Source, 
     if settings.stop.fall and not (run.sample.prompts or run.sample.rows):
         raise ConfigError("rollout.stop.fall", "is measured on the samples, and none are drawn", "name sample.prompts")
     sampled, held_out = _sampled(run, settings, rows)
-    algorithm.check(pipeline.schedule(settings.sampler.steps, rows[sampled[0]].shape))
+    schedule = pipeline.schedule(settings.sampler.steps, rows[sampled[0]].shape)
+    algorithm.check(schedule)
+    _check_asked(pipeline, adapter, algorithm.levels(schedule), algorithm.levels_by)
     made = deal(settings, train.batch_size, run.processes)
     return Learned(settings, rewards, sampled, held_out, made, _steps(run, settings), _warnings(algorithm, settings))
 
@@ -74,9 +78,8 @@ def _check_trained(run: Run, pipeline: Pipeline, adapter: adapters.Config, algor
     settings = algorithm.rollout
     for name in pipeline.trained:
         if name.split(".")[0] not in pipeline.denoisers:
-            key = "adapter.lora_base_model" if name in adapter.lora_base_model else "task.trainable_models"
             what = f"{name} is no denoiser, and rollouts train what takes their steps"
-            raise ConfigError(key, what, f"train {', '.join(pipeline.denoisers)}")
+            raise ConfigError(_named_in(name, adapter), what, f"train {', '.join(pipeline.denoisers)}")
     if algorithm.paradigm is Paradigm.coupled and adapter.dropout:
         what = f"is {adapter.dropout:g}, but sampling drops nothing, so that the ratio of probabilities would be noise"
         raise ConfigError("adapter.dropout", what, "set it to 0")
@@ -85,6 +88,21 @@ def _check_trained(run: Run, pipeline: Pipeline, adapter: adapters.Config, algor
             raise ConfigError("rollout.stop.kl", "needs a distance from the reference, and task.kl_weight is 0", "set task.kl_weight")
     elif settings.reference is Reference.ema and not run.optimizer.ema:
         raise ConfigError("rollout.reference", "is ema, but optimizer.ema is 0, which keeps no average", "set optimizer.ema, e.g. 0.99")
+
+
+def _check_asked(pipeline: Pipeline, adapter: adapters.Config, levels: Tensor, set_by: str) -> None:
+    """What is trained takes part in every loss: one expert of several is called at its own noise levels alone. Raises ConfigError."""
+    least, greatest = pipeline.trained_range
+    if bool(((levels < least) | (levels > greatest)).any()):
+        what = (f"{', '.join(pipeline.trained)} is called at noise levels from {least:.9g} to {greatest:.9g} alone, and this task learns "
+                f"from levels of {levels.min():.4g} to {levels.max():.4g}")  # fmt: skip
+        fix = f"train {' and '.join(pipeline.denoisers)}, or keep to its levels by {set_by}"
+        raise ConfigError(_named_in(pipeline.trained[0], adapter), what, fix)
+
+
+def _named_in(name: str, adapter: adapters.Config) -> str:
+    """The setting that says it is trained."""
+    return "adapter.lora_base_model" if name in adapter.lora_base_model else "task.trainable_models"
 
 
 def _sampled(run: Run, settings: RolloutSettings, rows: Sequence[Row]) -> tuple[list[int], int]:

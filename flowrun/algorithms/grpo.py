@@ -38,6 +38,7 @@ class Distance(Enum):
 class Grpo(Online):
     paradigm = Paradigm.coupled
     rereads = Rereads.log_probs
+    levels_by = "rollout.sampler.window.first and last"
 
     @dataclass(kw_only=True, slots=True)
     class Config:
@@ -58,6 +59,9 @@ class Grpo(Online):
         if rollout.sampler.dynamics is Dynamics.ode:
             what = "is ode, whose steps have no log-probabilities for task.algorithm=grpo to compare"
             raise ConfigError("rollout.sampler.dynamics", what, "choose flow_sde, dance_sde or cps")
+
+    def levels(self, schedule: Tensor) -> Tensor:
+        return schedule[list(self.rollout.sampler.candidates)]
 
     @property
     def clip(self) -> float:
