@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
 from torch import Tensor
 
 from flowrun import adapters
 from flowrun.algorithms import Algorithm, Online, Paradigm
-from flowrun.config import ConfigError, Run, Task
+from flowrun.compose import changed
+from flowrun.config import ConfigError, Remainder, Run, Task
 from flowrun.data import Row, Source
 from flowrun.dealing import Deal, deal
 from flowrun.pipelines import Pipeline
@@ -18,7 +21,12 @@ from flowrun.registry import ALGORITHMS, checked
 from flowrun.rewards import Chosen, choose
 from flowrun.rollout_settings import Reference, RolloutSettings
 
-WITHOUT = {"accumulate": "rollout.updates says how many pictures an update takes", "repeat": "an epoch samples its prompts anew"}
+# Of section train, what such a run has no use for: the value that says so, and why.
+WITHOUT = {
+    "accumulate": (1, "rollout.updates says how many pictures an update takes"),
+    "repeat": (1, "an epoch samples its prompts anew"),
+    "remainder": (Remainder.short, "numbers that do not divide are refused"),
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,10 @@ def make_algorithm(run: Run, task: Task) -> Algorithm:
     if run.reward:
         what = f"names {', '.join(run.reward)}, but task={task.name} learns from data and not from rewards"
         raise ConfigError("reward", what, "leave it out, or choose a task with rollouts, e.g. task=grpo")
+    if odd := changed("rollout", run.rollout):
+        what = f"{'is' if len(odd) == 1 else 'are'} set, but task={task.name} learns from data and has no rollouts, so nothing would follow"
+        fix = "leave it out, or choose a task with rollouts, e.g. task=grpo; how pictures are drawn to look at stands in sample"
+        raise ConfigError(", ".join(odd), what, fix)
     return cls(config)
 
 
@@ -52,10 +64,10 @@ def learned(run: Run, algorithm: Algorithm, pipeline: Pipeline, source: Source, 
     if not isinstance(algorithm, Online):
         return None
     settings, train = algorithm.rollout, run.train
-    for name, why in WITHOUT.items():
-        if getattr(train, name) != 1:
-            what = f"is {getattr(train, name)} in a run that samples what it learns from"
-            raise ConfigError(f"train.{name}", what, f"set it to 1: {why}")
+    for name, (none, why) in WITHOUT.items():
+        if (value := getattr(train, name)) != none:
+            what = f"is {_plain(value)} in a run that samples what it learns from"
+            raise ConfigError(f"train.{name}", what, f"set it to {_plain(none)}: {why}")
     _check_trained(run, pipeline, adapter, algorithm)
     rewards = choose(run.reward, source)
     if not rewards:
@@ -72,6 +84,10 @@ def learned(run: Run, algorithm: Algorithm, pipeline: Pipeline, source: Source, 
     _check_asked(pipeline, adapter, algorithm.levels(schedule), algorithm.levels_by)
     made = deal(settings, train.batch_size, run.processes)
     return Learned(settings, rewards, sampled, held_out, made, _steps(run, settings), _warnings(algorithm, settings))
+
+
+def _plain(value: int | Enum) -> Any:
+    return value.value if isinstance(value, Enum) else value
 
 
 def _check_trained(run: Run, pipeline: Pipeline, adapter: adapters.Config, algorithm: Online) -> None:
