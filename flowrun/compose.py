@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException, SearchPathException
@@ -54,6 +55,21 @@ def to_run(cfg: DictConfig) -> Run:
     for slot in ("shared", "rollout"):
         setattr(run.acceleration, slot, normalised(slot, getattr(run.acceleration, slot), CONF))
     return run
+
+
+def changed(section: str, value: Mapping[str, Any]) -> list[str]:
+    """Full keys below a section of a run that are not as conf/config.yaml has them: somebody set them, by whatever way."""
+    general, found = _flat(OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml")[section]), section), _flat(value, section)
+    removed = [key for key in general if not any(name == key or name.startswith(f"{key}.") for name in found)]
+    return [*(key for key in found if key not in general or found[key] != general[key]), *removed]
+
+
+def _flat(node: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Full key -> value, of all values that are no mappings."""
+    flat: dict[str, Any] = {}
+    for name, value in node.items():
+        flat |= _flat(value, f"{key}.{name}") if isinstance(value, Mapping) else {f"{key}.{name}": value}
+    return flat
 
 
 def option_folders(config_dir: str | None = None) -> list[Path]:

@@ -1,35 +1,44 @@
 """What each model family can do, found out on its tiny networks: `python -m flowrun.families` prints the table of the README.
 
-Every cell is the result of a call: a loss with gradients, diffusers' own switches on the denoiser, a walk with a feature
-cache in which fewer layers must have been computed. Nothing is typed in.
+Every cell is the result of a call: a loss with gradients, an epoch of learning from rewards, the denoiser compiled by blocks, its
+loss by each attention kernel, a walk with a feature cache in which fewer layers must have been computed. Nothing is typed in.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from torch import Tensor, nn
 
+from flowrun.accelerators import applied
 from flowrun.compose import CONF, compose
-from flowrun.config import ConfigError, Model
+from flowrun.config import ConfigError, Failure, Model
+from flowrun.dist import make_dist
 from flowrun.graph import Draws, Executor, State
 from flowrun.pipelines import Pipeline
-from flowrun.registry import ACCELERATORS, PIPELINES
+from flowrun.random_data import FILM_FPS, SIZE, edits, films, videos
+from flowrun.registry import PIPELINES
 from flowrun.run import Assembly, assemble
 from flowrun.sampling import denoise
+from flowrun.stages.build import build_learning
+from flowrun.trials import BACKENDS, BY_BLOCKS, CACHES, STEPS, accelerator, asked
 
-TINY = "_tiny"  # ends the names of the model options that are probed
-STEPS, SIZE, FILM_FPS = 8, (64, 64), 24
+NONE, TINY = "none", "_tiny"  # the latter ends the names of the model options that are probed
 NOISE = ("task.noise=per_epoch",)  # what distillation needs to run on any data
 TASKS = {"sft": (), "sft_split": (), "distill": NOISE, "distill_split": NOISE}
+# An epoch of two samples in three steps.
+EPOCH = ("task.splitter=none", "reward=[red]", "tracker=[]", "optimizer.warmup_steps=0", "train.steps=null", "train.epochs=1",
+         "train.batch_size=2", "rollout.prompts_per_epoch=1", "rollout.group_size=2", "rollout.batch_size=2", "rollout.updates=1",
+         "rollout.sampler.steps=3")  # fmt: skip
+REWARDED = {"grpo": (*EPOCH, "rollout.sampler.window.size=1"), "nft": EPOCH}
 UNKNOWN = (ValueError, RuntimeError, TypeError, AttributeError, KeyError, NotImplementedError)  # what a switch that does not fit raises
 
 
@@ -59,10 +68,10 @@ class Family:
     def row(self) -> list[str]:
         """Cells of the table, as COLUMNS has them."""
         able = [name for name in self.pipeline.components() if self.learns(name)]
-        blocks = getattr(self.denoiser, "_repeated_blocks", None) or []
         return [self.name, ", ".join(f"`{name}`" for name in (self.option, *self.others)), ", ".join(filter(self.does, TASKS)),
-                ", ".join(self.pipeline.inputs), ", ".join(able), str(self.adapted()), yes(bool(blocks)),
-                ", ".join(filter(self.skips, CACHES)) or "none", yes(self.switches_attention())]  # fmt: skip
+                listed(filter(self.learns_from_rewards, REWARDED)), ", ".join(self.pipeline.inputs), ", ".join(able),
+                str(self.adapted()), yes(self.compiles_by_blocks()), listed(filter(self.skips, CACHES)),
+                self.attention()]  # fmt: skip
 
     def does(self, task: str) -> bool:
         """A loss of the task on one row is finite and gives the denoiser gradients; units are cached where the task says so."""
@@ -70,13 +79,27 @@ class Family:
             assembly = assemble(self._words(task))
         except ConfigError:
             return False
-        loss = self._loss(assembly, self.pipeline.denoiser)
+        loss = self._learned(self.pipeline.denoiser, assembly)
         splits = bool(assembly.split.cached) == task.endswith("_split")
         return splits and bool(loss.isfinite()) and self._has_gradient(self.pipeline.denoiser)
 
+    def learns_from_rewards(self, task: str) -> bool:
+        """An epoch of sampling, scoring and learning ends, and leaves finite weights of which some have moved."""
+        try:
+            assembly = assemble(self._words(task, self._unloaded.denoisers))
+            with tempfile.TemporaryDirectory() as folder:
+                learning = build_learning(assembly, make_dist(assembly.run.precision), Path(folder), None)
+                before = [p.detach().clone() for p in learning.updates.parameters.values()]
+                learning.run()
+        except (ConfigError, Failure):
+            return False
+        after = list(learning.updates.parameters.values())
+        moved = not all(map(torch.equal, before, after))
+        return moved and all(bool(p.isfinite().all()) for p in after)
+
     def learns(self, name: str) -> bool:
         """Whether gradients of a loss reach a component."""
-        self._loss(self.assembly, name)
+        self._learned(name)
         return self._has_gradient(name)
 
     def adapted(self) -> int:
@@ -90,8 +113,7 @@ class Family:
 
     def skips(self, name: str) -> bool:
         """Whether the cache is admitted and a walk leaves something out; without it again, as much is computed as before."""
-        cls = ACCELERATORS.find("diffusers_cache", "caches")
-        one, whole = cls(ACCELERATORS.build("caches", cls, CACHES[name])), self._computed()
+        one, whole = accelerator("diffusers_cache", CACHES[name]), self._computed()
         try:
             one.check(self._unloaded)
             with one.rollout_context(self.pipeline):
@@ -100,11 +122,47 @@ class Family:
             return False
         return one.report()["hits"] > 0 and self._computed() == whole
 
-    def switches_attention(self) -> bool:
-        """Whether `set_attention_backend` reaches any attention layer: on some networks it does nothing and says so nowhere."""
-        return any(hasattr(getattr(module, "processor", None), "_attention_backend") for module in self.denoiser.modules())
+    def compiles_by_blocks(self) -> bool:
+        """Whether torch makes graphs of its repeated blocks alone, which compute the same loss; by a compiler that changes nothing."""
+        one, plain = accelerator("torch_compile", BY_BLOCKS), self._denoised().detach()
+        torch._dynamo.reset()  # or what another family compiled would count for this one
+        try:
+            one.check(self._unloaded)
+        except ConfigError:
+            return False
+        with applied([one], self.pipeline):
+            compiled = self._denoised().detach()
+        return one.report()["graphs"] > 0 and torch.allclose(compiled, plain)
 
-    def _words(self, task: str) -> list[str]:
+    def attention(self) -> str:
+        """Kernels by which it can be trained."""
+        able = listed(filter(self.attends_by, BACKENDS))
+        return f"{able}: diffusers' setter does nothing" if able == NONE and self.ignores_backend() else able
+
+    def ignores_backend(self) -> bool:
+        """Whether diffusers' `set_attention_backend` goes through, and the kernel is then not asked for."""
+        default, plain = _AttentionBackendRegistry._active_backend, AttentionBackendName._NATIVE_MATH
+        try:
+            self.denoiser.set_attention_backend(plain.value)
+            with asked(plain) as count:
+                self._denoised()
+        finally:
+            _AttentionBackendRegistry.set_active_backend(default)
+        return count[0] == 0
+
+    def attends_by(self, backend: str) -> bool:
+        """Whether the kernel is admitted, computes attention of the denoiser, and gives the native one's gradients."""
+        one = accelerator("attention_backend", {"backend": backend})
+        try:
+            one.check(self._unloaded)
+            with asked(AttentionBackendName(backend)) as count, applied([one], self.pipeline):
+                one.prove(self.pipeline, self._denoised)
+        except ConfigError:
+            return False
+        return count[0] > 0
+
+    def _words(self, task: str, trained: Sequence[str] = ()) -> list[str]:
+        """The command that does a task. trained: components; the first denoiser where none is named."""
         data = ["data.captions=[red apple,pear]", f"data.size={SIZE[0]}"]
         reads = self._unloaded.inputs
         if "audio" in reads:
@@ -114,8 +172,8 @@ class Family:
         elif "condition" in reads:
             before, after = edits()
             data = ["data=folder", f"data.path={after}", f"+data.pictures.condition={before}", f"data.geometry.size={[*SIZE]}"]
-        return [f"model={self.option}", f"task={task}", *TASKS[task], *data, "sample.prompts=[]", "tracker=[csv]",
-                f"task.trainable_models=[{self._unloaded.denoisers[0]}]"]  # fmt: skip
+        return [f"model={self.option}", f"task={task}", *data, "sample.prompts=[]", "tracker=[csv]",
+                f"task.trainable_models=[{','.join(trained or self._unloaded.denoisers[:1])}]", *(TASKS | REWARDED)[task]]  # fmt: skip
 
     @cached_property
     def _unloaded(self) -> Pipeline:
@@ -123,21 +181,40 @@ class Family:
         cls = PIPELINES.find(model["pipeline"], "model.pipeline")
         return cls(PIPELINES.build("model", cls, model, beside=Model), 0)
 
-    def _loss(self, assembly: Assembly, trained: str) -> Tensor:
-        pipeline = assembly.pipeline
-        pipeline.models, pipeline.trained = self.pipeline.models, (trained,)
-        for name, model in pipeline.models.items():
-            model.requires_grad_(name == trained)
-            model.zero_grad()
-        algorithm = assembly.algorithm
-        executor = Executor(assembly.split.units, pipeline.models, trained=[trained])
-        row = assembly.rows[0]
-        state = executor.run(State(shared=assembly.source.load(row)), Draws(0, row.id, 0))
-        batch = {name: state.shared[name][None] for name in algorithm.reads(pipeline)}
-        loss = algorithm.loss(pipeline, batch, torch.Generator().manual_seed(0)).loss
+    def _learned(self, trained: str, assembly: Assembly | None = None) -> Tensor:
+        """A loss, whose gradients are left on what is trained if they come to it. 0-d. assembly: of another task than `sft_split`."""
+        assembly = assembly or self.assembly
+        loss = self._loss(self._batch(trained, assembly), assembly)
         if loss.requires_grad:
             loss.backward()
         return loss.detach()
+
+    def _denoised(self) -> Tensor:
+        """The loss of the denoiser, which alone gets gradients. 0-d, the same each time."""
+        self._train(self.pipeline.denoiser)
+        return self._loss(self._read, self.assembly)
+
+    def _loss(self, batch: Mapping[str, Tensor], assembly: Assembly) -> Tensor:
+        return assembly.algorithm.loss(assembly.pipeline, batch, torch.Generator().manual_seed(0)).loss
+
+    @cached_property
+    def _read(self) -> dict[str, Tensor]:
+        """What the loss of the denoiser reads."""
+        return self._batch(self.pipeline.denoiser, self.assembly)
+
+    def _batch(self, trained: str, assembly: Assembly) -> dict[str, Tensor]:
+        """Of one row, with gradients of this component and of no other."""
+        self._train(trained)
+        assembly.pipeline.models, assembly.pipeline.trained = self.pipeline.models, (trained,)
+        executor = Executor(assembly.split.units, self.pipeline.models, trained=[trained])
+        row = assembly.rows[0]
+        state = executor.run(State(shared=assembly.source.load(row)), Draws(0, row.id, 0))
+        return {name: state.shared[name][None] for name in assembly.algorithm.reads(assembly.pipeline)}
+
+    def _train(self, trained: str) -> None:
+        for name, model in self.pipeline.models.items():
+            model.requires_grad_(name == trained)
+            model.zero_grad()
 
     def _has_gradient(self, name: str) -> bool:
         return any(p.grad is not None and bool(p.grad.any()) for p in self.pipeline.models[name].parameters())
@@ -163,17 +240,9 @@ class Family:
         return count[0]
 
 
-RANGE = {"spatial_attention_block_skip_range": 2, "spatial_attention_timestep_skip_range": [-1, 700]}  # not the first steps
-# Settings that let each of them skip where it is wired to the network at all.
-CACHES: dict[str, dict[str, Any]] = {
-    "first block": {"policy": "first_block", "policy_params": {"threshold": 100.0}},
-    "MagCache": {"policy": "magcache", "policy_params": {"threshold": 10.0, "mag_ratios": [1.0] * STEPS}},
-    "TaylorSeer": {"policy": "taylorseer", "policy_params": {"cache_interval": 3, "disable_cache_before_step": 1}},
-    "pyramid": {"policy": "pyramid", "policy_params": RANGE},
-    "FasterCache": {"policy": "faster", "policy_params": RANGE},
-}
-COLUMNS = ("family", "options", "tasks", "reads", "can be trained", "layers of the tiny network under `adapter.targets=auto`",
-           "compiled by blocks", "feature caches that skip", "attention backend can be set")  # fmt: skip
+COLUMNS = ("family", "options", "tasks", "tasks with rewards", "reads", "can be trained",
+           "layers of the tiny network under `adapter.targets=auto`", "compiled by blocks", "feature caches that skip",
+           "attention backends on a CPU")  # fmt: skip
 
 
 def families() -> list[Family]:
@@ -193,54 +262,14 @@ def _kind(model: Mapping[str, Any]) -> tuple[str, bool, str | None]:
     return model["pipeline"], bool(model.get("conditions")), model.get("blocks")
 
 
-@cache
-def videos() -> Path:
-    """A folder of two videos of five random frames, with captions; it is left to the system to remove."""
-    folder = Path(tempfile.mkdtemp())
-    for name in ("red apple", "pear"):
-        (folder / name).mkdir()
-        for frame in range(5):
-            Image.effect_noise((32, 32), 64).convert("RGB").save(folder / name / f"{frame}.png")
-        (folder / f"{name}.txt").write_text(name)
-    return folder
-
-
-@cache
-def films() -> Path:
-    """The same as films of 16 thousand random samples a second."""
-    import av  # of an extra of its own
-
-    folder = Path(tempfile.mkdtemp())
-    for name in ("red apple", "pear"):
-        with av.open(str(folder / f"{name}.mkv"), "w") as container:
-            pictures, sound = container.add_stream("ffv1", rate=FILM_FPS), container.add_stream("pcm_s16le", rate=16000, layout="mono")
-            pictures.width, pictures.height, pictures.pix_fmt = 32, 32, "bgr0"
-            for _ in range(5):
-                container.mux(pictures.encode(av.VideoFrame.from_image(Image.effect_noise((32, 32), 64).convert("RGB"))))
-            samples = torch.randint(-(2**15), 2**15, (1, 5 * 16000 // FILM_FPS)).short().numpy()
-            heard = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
-            heard.sample_rate = 16000
-            container.mux([*pictures.encode(), *sound.encode(heard), *sound.encode()])
-        (folder / f"{name}.txt").write_text(name)
-    return folder
-
-
-@cache
-def edits() -> tuple[Path, Path]:
-    """Two folders of random pictures of the same names, before and after, the latter with captions; left to the system, too."""
-    folder = Path(tempfile.mkdtemp())
-    for part in ("before", "after"):
-        (folder / part).mkdir()
-        for name in ("red apple", "pear"):
-            Image.effect_noise(SIZE, 64).convert("RGB").save(folder / part / f"{name}.png")
-            (folder / part / f"{name}.txt").write_text(name)
-    return folder / "before", folder / "after"
-
-
 def table(rows: Sequence[Sequence[str]]) -> str:
     """In Markdown."""
     lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or NONE
 
 
 def yes(value: bool) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
+from typing import Any
 
 from torch import Tensor
 
 from flowrun import adapters
 from flowrun.algorithms import Algorithm, Online, Paradigm
-from flowrun.config import ConfigError, Run, Task
+from flowrun.compose import changed
+from flowrun.config import ConfigError, Remainder, Run, Task
 from flowrun.data import Row, Source
 from flowrun.dealing import Deal, deal
 from flowrun.flow.policy import nats, std_of
@@ -20,7 +23,12 @@ from flowrun.registry import ALGORITHMS, checked
 from flowrun.rewards import Chosen, choose
 from flowrun.rollout_settings import Reference, RolloutSettings, Sampler
 
-WITHOUT = {"accumulate": "rollout.updates says how many pictures an update takes", "repeat": "an epoch samples its prompts anew"}
+# Of section train, what such a run has no use for: the value that says so, and why.
+WITHOUT = {
+    "accumulate": (1, "rollout.updates says how many pictures an update takes"),
+    "repeat": (1, "an epoch samples its prompts anew"),
+    "remainder": (Remainder.short, "numbers that do not divide are refused"),
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,10 @@ def make_algorithm(run: Run, task: Task) -> Algorithm:
     if run.reward:
         what = f"names {', '.join(run.reward)}, but task={task.name} learns from data and not from rewards"
         raise ConfigError("reward", what, "leave it out, or choose a task with rollouts, e.g. task=grpo")
+    if odd := changed("rollout", run.rollout):
+        what = f"{'is' if len(odd) == 1 else 'are'} set, but task={task.name} learns from data and has no rollouts, so nothing would follow"
+        fix = "leave it out, or choose a task with rollouts, e.g. task=grpo; how pictures are drawn to look at stands in sample"
+        raise ConfigError(", ".join(odd), what, fix)
     return cls(config)
 
 
@@ -56,10 +68,10 @@ def learned(run: Run, algorithm: Algorithm, pipeline: Pipeline, source: Source, 
     if not isinstance(algorithm, Online):
         return None
     settings, train = algorithm.rollout, run.train
-    for name, why in WITHOUT.items():
-        if getattr(train, name) != 1:
-            what = f"is {getattr(train, name)} in a run that samples what it learns from"
-            raise ConfigError(f"train.{name}", what, f"set it to 1: {why}")
+    for name, (none, why) in WITHOUT.items():
+        if (value := getattr(train, name)) != none:
+            what = f"is {_plain(value)} in a run that samples what it learns from"
+            raise ConfigError(f"train.{name}", what, f"set it to {_plain(none)}: {why}")
     _check_trained(run, pipeline, adapter, algorithm)
     rewards = choose(run.reward, source)
     if not rewards:
@@ -74,6 +86,7 @@ def learned(run: Run, algorithm: Algorithm, pipeline: Pipeline, source: Source, 
     shape = rows[sampled[0]].shape
     schedule = pipeline.schedule(settings.sampler.steps, shape)
     algorithm.check(schedule)
+    _check_asked(pipeline, adapter, algorithm.levels(schedule), algorithm.levels_by)
     made = deal(settings, train.batch_size, run.processes)
     units = _nats(settings.sampler, schedule, prod(pipeline.latent_shape(shape))) if algorithm.paradigm is Paradigm.coupled else None
     return Learned(settings, rewards, sampled, held_out, made, units, _steps(run, settings), _warnings(algorithm, settings))
@@ -85,13 +98,16 @@ def _nats(sampler: Sampler, schedule: Tensor, elements: int) -> tuple[float, flo
     return min(found), max(found)
 
 
+def _plain(value: int | Enum) -> Any:
+    return value.value if isinstance(value, Enum) else value
+
+
 def _check_trained(run: Run, pipeline: Pipeline, adapter: adapters.Config, algorithm: Online) -> None:
     settings = algorithm.rollout
     for name in pipeline.trained:
         if name.split(".")[0] not in pipeline.denoisers:
-            key = "adapter.lora_base_model" if name in adapter.lora_base_model else "task.trainable_models"
             what = f"{name} is no denoiser, and rollouts train what takes their steps"
-            raise ConfigError(key, what, f"train {', '.join(pipeline.denoisers)}")
+            raise ConfigError(_named_in(name, adapter), what, f"train {', '.join(pipeline.denoisers)}")
     if algorithm.paradigm is Paradigm.coupled and adapter.dropout:
         what = f"is {adapter.dropout:g}, but sampling drops nothing, so that the ratio of probabilities would be noise"
         raise ConfigError("adapter.dropout", what, "set it to 0")
@@ -100,6 +116,21 @@ def _check_trained(run: Run, pipeline: Pipeline, adapter: adapters.Config, algor
             raise ConfigError("rollout.stop.kl", "needs a distance from the reference, and task.kl_weight is 0", "set task.kl_weight")
     elif settings.reference is Reference.ema and not run.optimizer.ema:
         raise ConfigError("rollout.reference", "is ema, but optimizer.ema is 0, which keeps no average", "set optimizer.ema, e.g. 0.99")
+
+
+def _check_asked(pipeline: Pipeline, adapter: adapters.Config, levels: Tensor, set_by: str) -> None:
+    """What is trained takes part in every loss: one expert of several is called at its own noise levels alone. Raises ConfigError."""
+    least, greatest = pipeline.trained_range
+    if bool(((levels < least) | (levels > greatest)).any()):
+        what = (f"{', '.join(pipeline.trained)} is called at noise levels from {least:.9g} to {greatest:.9g} alone, and this task learns "
+                f"from levels of {levels.min():.4g} to {levels.max():.4g}")  # fmt: skip
+        fix = f"train {' and '.join(pipeline.denoisers)}, or keep to its levels by {set_by}"
+        raise ConfigError(_named_in(pipeline.trained[0], adapter), what, fix)
+
+
+def _named_in(name: str, adapter: adapters.Config) -> str:
+    """The setting that says it is trained."""
+    return "adapter.lora_base_model" if name in adapter.lora_base_model else "task.trainable_models"
 
 
 def _sampled(run: Run, settings: RolloutSettings, rows: Sequence[Row]) -> tuple[list[int], int]:

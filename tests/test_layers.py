@@ -23,7 +23,7 @@ LAYERS = (
     "variants prompts remembered feed shelf library grids plan",
     "stages",
     "run rows online checks explain contact rundir session",
-    "finished reward_server teacher distilled raised decoded families memory report",
+    "finished reward_server teacher distilled raised decoded random_data trials families memory report",
     "sweep cli __main__",
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}

@@ -71,6 +71,8 @@ def _make(cls: type[Accelerator], settings: Mapping[str, Any], rereads: Rereads)
     own = {field.name for field in fields(cls.Config)}
     further = {name: value for name, value in settings.items() if name not in own}
     node = {name: value for name, value in settings.items() if name in own}
+    if isinstance(rest := node.get(cls.rest), Mapping):
+        node[cls.rest] = {name: value for name, value in rest.items() if value is not None}  # null: as the library has it
     if further and cls.rest is not None:
         given = node.get(cls.rest) or {}
         if twice := sorted(further.keys() & given.keys()):

@@ -53,7 +53,7 @@ FILLED = {
 
 def check_params(policy: Policy, params: Mapping[str, Any], key: str) -> None:
     """Names and types are those of diffusers' class, and what must be given is. Raises ConfigError."""
-    hints = _settable(policy)
+    hints = settable(policy)
     for name, value in params.items():
         if name not in hints:
             what = "is set by the run itself" if name in FILLED else f"is no setting of {CLASSES[policy].__name__}"
@@ -104,7 +104,7 @@ def _attention_layers(network: nn.Module) -> list[str] | None:
     return [re.escape(name) for name, module in network.named_modules() if isinstance(module, (Attention, AttentionModuleMixin))]
 
 
-def _settable(policy: Policy) -> dict[str, Any]:
+def settable(policy: Policy) -> dict[str, Any]:
     """Field -> its type, without what cannot be written in a configuration."""
     hints = get_type_hints(CLASSES[policy])
     return {f.name: hints[f.name] for f in fields(CLASSES[policy])

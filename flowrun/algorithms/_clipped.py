@@ -41,6 +41,7 @@ class Clipped(Online):
 
     paradigm = Paradigm.coupled
     rereads = Rereads.log_probs
+    levels_by = "rollout.sampler.window.first and last"
 
     @dataclass(kw_only=True, slots=True)
     class Config:
@@ -61,6 +62,9 @@ class Clipped(Online):
         if rollout.sampler.dynamics is Dynamics.ode:
             what = "is ode, whose steps have no log-probabilities to compare"
             raise ConfigError("rollout.sampler.dynamics", what, "choose flow_sde, dance_sde or cps")
+
+    def levels(self, schedule: Tensor) -> Tensor:
+        return schedule[list(self.rollout.sampler.candidates)]
 
     @property
     def clip(self) -> float:

@@ -55,6 +55,7 @@ class Online(Algorithm):
     `rescores` get walks whose log-probabilities are those of training (`Walked.rescored`)."""
 
     keeps_old: ClassVar[bool] = False
+    levels_by: ClassVar[str] = "rollout.sampler.steps"  # settings on which `levels` depend, for messages
 
     def __init__(self, config: Algorithm.Config, rollout: RolloutSettings) -> None:
         """Raises ConfigError for a sampler that the algorithm cannot learn from."""
@@ -63,6 +64,10 @@ class Online(Algorithm):
 
     def check(self, schedule: Tensor) -> None:
         """schedule: the levels of a walk, [T + 1]. Raises ConfigError when the algorithm cannot learn from it."""
+
+    def levels(self, schedule: Tensor) -> Tensor:
+        """Noise levels at which losses may ask for the trained velocity, or their ends: [n], of walks along `schedule`, [T + 1]."""
+        return schedule[:-1]
 
     @property
     def rereads_steps(self) -> bool:

@@ -33,6 +33,7 @@ class Nft(Online):
     paradigm = Paradigm.decoupled
     rereads = Rereads.final_latent
     keeps_old = True
+    levels_by = "task.least and task.greatest"
 
     @dataclass(kw_only=True, slots=True)
     class Config:
@@ -69,6 +70,10 @@ class Nft(Online):
         if c.times is Times.discrete and c.levels > there:
             what = f"is {c.levels}, but the sampler has {there} levels between {c.least:g} and {c.greatest:g}"
             raise ConfigError("task.levels", what, "give fewer, more rollout.sampler.steps, or times=uniform")
+
+    def levels(self, schedule: Tensor) -> Tensor:
+        c = self.config
+        return candidates(schedule, c.least, c.greatest) if c.times is Times.discrete else torch.tensor([c.least, c.greatest])
 
     @property
     def asks_reference(self) -> bool:

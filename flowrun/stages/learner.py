@@ -24,6 +24,7 @@ from flowrun.graph.draws import seed_networks
 from flowrun.pipelines import Pipeline
 from flowrun.policies import Policies, Standing
 from flowrun.rollout import Walked
+from flowrun.stages.reading import read
 from flowrun.stages.roller import Chunk, Epoch
 from flowrun.stages.updates import Updates
 
@@ -61,7 +62,7 @@ class Learner:
             for term, loss in enumerate(losses):
                 with self.updates.syncing(place == len(micros) - 1 and term == terms - 1):
                     found.append(self._backward(loss, 1 / (len(micros) * terms)))
-        metrics = self._whole(found)
+        metrics = self._whole(read(found))
         if not math.isfinite(metrics["loss"]):
             what = f"epoch {epoch.number + 1}, update {step + 1}: the loss is {metrics['loss']}"
             raise Failure(what, self.updates.remedy(), by_all=True)
@@ -101,11 +102,11 @@ class Learner:
         with self.dist.autocast():
             return self.algorithm.losses(lesson, policies, generator)
 
-    def _backward(self, loss: object, share: float) -> dict[str, float]:
+    def _backward(self, loss: object, share: float) -> dict[str, Tensor]:
         with self.dist.autocast():
             out: StepOut = loss()
         self.dist.backward(out.loss * share)
-        return {"loss": float(out.loss.detach()), **{name: float(value) for name, value in out.metrics.items()}}
+        return {"loss": out.loss.detach(), **out.metrics}
 
     def _whole(self, found: Sequence[dict[str, float]]) -> dict[str, float]:
         """Over the losses of all processes, which have equally many."""

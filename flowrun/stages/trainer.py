@@ -7,7 +7,7 @@ step is needed to go on after a stop, and one process with twice the accumulatio
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from flowrun.feed import Feed
 from flowrun.graph import seed_of
 from flowrun.graph.draws import seed_networks
 from flowrun.pipelines import Pipeline
+from flowrun.stages.reading import read
 from flowrun.stages.updates import Updates
 
 
@@ -46,13 +47,16 @@ class Trainer:
         """Update number `step` (from 0). Returns the row-weighted means of loss and metrics, gradient norm and rate.
 
         Raises Failure when loss or gradient is not finite, by all processes; the weights are then as before the step."""
-        rate, window, means, bad = self.updates.rate, self._window(step), {}, []
+        rate, window, means, outs = self.updates.rate, self._window(step), {}, []
         for micro, (visits, share) in enumerate(window):
             with self.updates.syncing(micro == len(window) - 1):
-                for name, value in self._micro(step, micro, visits, share, bad).items():
-                    means[name] = means.get(name, 0.0) + value * share
+                outs.append(self._micro(step, micro, visits, share))
+        for metrics, (_, share) in zip(read([{"loss": out.loss, **out.metrics} for out in outs]), window, strict=True):
+            for name, value in metrics.items():
+                means[name] = means.get(name, 0.0) + value * share
         means = self.dist.sum_each(means)
         if not math.isfinite(means["loss"]):
+            bad = [row for (visits, _), out in zip(window, outs, strict=True) for row in self._bad(visits, out)]
             rows = ", ".join(dict.fromkeys(row for part in self.dist.gather(bad) for row in part))
             raise Failure(f"step {step + 1}: the loss is {means['loss']} for {rows}", self.updates.remedy(), by_all=True)
         norm = self.updates.update(step)
@@ -74,17 +78,19 @@ class Trainer:
         total = self.batches.rows_in(step, self.end)
         return [(visits, len(visits) / total) for visits in own] + [(longest[-1], 0.0)] * (len(longest) - len(own))
 
-    def _micro(self, step: int, micro: int, visits: list[Visit], share: float, bad: list[str]) -> dict[str, float]:
-        """Forward and backward of one micro-batch; its gradients count by its share of the step's rows. bad: gets the
-        rows whose loss is not finite."""
+    def _micro(self, step: int, micro: int, visits: list[Visit], share: float) -> StepOut:
+        """Forward and backward of one micro-batch; its gradients count by its share of the step's rows. Detached."""
         out = self._loss(step, micro, visits)
-        loss = float(out.loss.detach())
-        if not math.isfinite(loss):
-            per_row = zip(visits, out.per_row.tolist(), strict=True)
-            bad += [self.feed.rows[visit.row].id for visit, value in per_row if not math.isfinite(value)]
         weight = share * self.dist.world
         self.dist.backward(out.loss if weight == 1 else out.loss * weight)
-        return {"loss": loss, **{name: float(value) for name, value in out.metrics.items()}}
+        return replace(out, loss=out.loss.detach())
+
+    def _bad(self, visits: list[Visit], out: StepOut) -> list[str]:
+        """The rows of a loss that is not finite which made it so."""
+        if out.loss.isfinite():
+            return []
+        values = zip(visits, out.per_row.tolist(), strict=True)
+        return [self.feed.rows[visit.row].id for visit, value in values if not math.isfinite(value)]
 
     def _loss(self, step: int, micro: int, visits: list[Visit]) -> StepOut:
         place = micro * self.dist.world + self.dist.rank  # as `Batches.window` deals them out

@@ -14,7 +14,7 @@ from tests.conftest import SMALL, Runs, losses, result
 pytestmark = pytest.mark.slow
 
 KERNEL = ("acceleration/shared=[attention_backend]", "acceleration.shared.attention_backend.backend=_native_math")
-COMPILE = ("acceleration/shared=[torch_compile]", "+acceleration.shared.torch_compile.compile_kwargs.backend=eager")
+COMPILE = ("acceleration/shared=[torch_compile]", "acceleration.shared.torch_compile.compile_kwargs.backend=eager")
 
 
 def test_training_by_another_kernel_differs_in_last_bits_and_by_the_native_one_in_none(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flowrun.accelerators import Accelerator, Chosen, applied, choose, report, rollout_applied
+from flowrun.accelerators._policies import Policy, settable
 from flowrun.algorithms import Algorithm, Paradigm, Rereads
 from flowrun.algorithms.sft import Sft
 from flowrun.compose import CONF, compose
@@ -17,7 +18,8 @@ from flowrun.registry import ACCELERATORS, WrongKind
 from tests.accelerators import noted
 from tests.accelerators.noted import Cautious, Circling, Noted, Sampled
 
-COMPILE = {"torch_compile": {"mode": "full", "compile_kwargs": {}, "recompile_limit": 64}}
+UNSET = dict.fromkeys(("backend", "dynamic", "fullgraph", "mode", "options"))  # compile_kwargs as its option file lists them
+COMPILE = {"torch_compile": {"mode": "full", "compile_kwargs": UNSET, "recompile_limit": 64}}
 ENTRY = "{name:torch_compile,params:{mode:full}}"
 BOTH = {"attention_backend": {"backend": "native"}, "torch_compile": COMPILE["torch_compile"] | {"mode": "auto"}}
 ENTRIES = "[{name:attention_backend,params:{backend:native}},{name:torch_compile}]"
@@ -71,14 +73,43 @@ def test_a_file_may_have_the_list_form(tmp_path: Any, monkeypatch: pytest.Monkey
     monkeypatch.setenv("FLOWRUN_CONF", str(tmp_path))
     found = compose(["experiment=mine"]).acceleration
     assert found.shared == COMPILE
-    assert found.rollout == {"diffusers_cache": {"policy": "first_block", "policy_params": {}, "threshold": 0.08}}
+    assert found.rollout["diffusers_cache"]["threshold"] == 0.08 and found.rollout["diffusers_cache"]["policy_params"]["threshold"] is None
     (cache,) = choose(Acceleration(rollout=found.rollout), Nft).rollout
     assert cache.config.policy_params == {"threshold": 0.08}  # flat parameters go to the field for them
 
 
 @pytest.mark.parametrize(
+    ("slot", "texts", "field", "given"),
+    [
+        ("rollout", ("threshold=0.1",), "policy_params", {"threshold": 0.1}),
+        ("rollout", ("cache_interval=3", "max_order=2"), "policy_params", {"cache_interval": 3, "max_order": 2}),
+        ("rollout", (), "policy_params", {}),
+        ("shared", ("mode=max-autotune", "dynamic=true"), "compile_kwargs", {"mode": "max-autotune", "dynamic": True}),
+        ("shared", ("options={max_autotune:true}",), "compile_kwargs", {"options": {"max_autotune": True}}),
+    ],
+)
+def test_what_goes_to_a_library_is_set_like_any_setting(slot: str, texts: tuple[str, ...], field: str, given: dict[str, Any]) -> None:
+    """Without +; what is not given is not handed on."""
+    name = {"rollout": "diffusers_cache", "shared": "torch_compile"}[slot]
+    key, policy = f"acceleration.{slot}.{name}", "taylorseer" if "max_order=2" in texts else "first_block"
+    policies = [f"{key}.policy={policy}"] if slot == "rollout" else []
+    run = compose([f"acceleration/{slot}=[{name}]", *policies, *(f"{key}.{field}.{text}" for text in texts)])
+    (one,) = getattr(choose(run.acceleration, Nft), slot)
+    assert getattr(one.config, field) == given
+
+
+def test_the_file_lists_what_the_policies_can_be_told() -> None:
+    listed = normalised("rollout", [{"name": "diffusers_cache"}], CONF)["diffusers_cache"]["policy_params"]
+    assert listed == dict.fromkeys({name for policy in Policy for name in settable(policy)})
+
+
+@pytest.mark.parametrize(
     ("texts", "line"),
     [
+        (("acceleration/rollout=[diffusers_cache]", "acceleration.rollout.diffusers_cache.policy_params.treshold=0.1"),
+         "acceleration.rollout.diffusers_cache.policy_params.treshold: is no setting; did you mean "),
+        (("acceleration/shared=[torch_compile]", "acceleration.shared.torch_compile.compile_kwargs.backen=eager"),
+         "acceleration.shared.torch_compile.compile_kwargs.backen: is no setting; did you mean "),
         ((GROUP[0], f"acceleration.shared={ENTRY}"), "acceleration.shared: is set as a value while acceleration/shared chooses"),
         ((f"acceleration.shared=[{ENTRY},{ENTRY}]",), "acceleration.shared: torch_compile is chosen twice; "),
         (("acceleration/shared=[torch_compile]", "+acceleration/shared=[torch_compile]"),

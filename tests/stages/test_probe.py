@@ -68,7 +68,7 @@ def test_a_marker_that_lies_is_found_by_the_probe(runs: Runs, capsys: pytest.Cap
 @pytest.mark.slow
 def test_a_decoupled_algorithm_learns_from_cached_rollouts_and_reports_them(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    loose = "+acceleration.rollout.diffusers_cache.policy_params.threshold=0.5"
+    loose = "acceleration.rollout.diffusers_cache.policy_params.threshold=0.5"
     run = learn(runs, *STEPS, "task=nft", "acceleration/rollout=[diffusers_cache]", loose)
     figures = curves(run)[0]
     assert float(figures["diffusers_cache/hits"]) > 0 and float(figures["diffusers_cache/skipped"]) > 0
