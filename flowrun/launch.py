@@ -25,6 +25,7 @@ POLL_S = 0.05
 GRACE_S = 30.0  # how long the other ranks may go on after one has failed; a rank that waits for it would wait for ever
 ASK_S = 2.0  # after so much of that time they are asked to stop: one that is not waiting then saves what it has
 STOPPED = 130  # exit code after Ctrl-C or SIGTERM
+PLACED = "FLOWRUN_DEVICE"  # the device that a sweep gave to a job
 OWN = {"own": True}  # `extra` of a log record about what one rank alone has met: shown though it is not the first rank
 
 
