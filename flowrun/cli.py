@@ -27,6 +27,7 @@ from flowrun import launch, overrides
 from flowrun.compose import CONF, option_folders, option_names, reworded, to_run
 from flowrun.config import ConfigError, Run, UserError, one_name
 from flowrun.sweep import REASON, Sweep
+from flowrun.sweep.stopping import Asked
 from flowrun.uncollected import uncollected
 from flowrun.utf8 import speak_utf8
 
@@ -71,8 +72,10 @@ def _command(arguments: Sequence[str]) -> int:
     try:
         if flags.multirun:  # a file that asks for a sweep is seen only when the first job starts
             sweep.check()
-        with reworded(folders), _environment(HYDRA_FULL_ERROR="1", FLOWRUN_RUN_ID=sweep.run_id):
+        with reworded(folders), _environment(HYDRA_FULL_ERROR="1", FLOWRUN_RUN_ID=sweep.run_id), Asked(sweep.written) as asked:
             composed = _compose(flags, sweep, overrides.swept(parsed))
+        if asked.came:
+            raise KeyboardInterrupt
     finally:
         failed = sweep.finish()
     if composed is None:

@@ -8,13 +8,16 @@ A child's exit returns all its memory and leaves no library state to the next jo
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -22,6 +25,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from flowrun.config import ConfigError, SweepSettings
 from flowrun.launch import STOPPED, Command, inside_ranks, run_children
+from flowrun.sweep import stopping
 from flowrun.sweep.conclusion import conclude
 from flowrun.sweep.devices import FILE, placed
 from flowrun.sweep.printed import printed
@@ -53,6 +57,8 @@ class Sweep:
         self.table = Table(self.written / "sweep.csv")
         self._new = [path for path in (self.root, *self.root.parents) if not path.exists()]
         self._before = self.table.as_of()
+        self._process = os.getpid()
+        (self.written / stopping.FILE).unlink(missing_ok=True)  # of a command that was killed
 
     def check(self) -> None:
         """Raises ConfigError when no sweep can start here, or another has been."""
@@ -80,7 +86,12 @@ class Sweep:
 
         keys: the settings that are swept. found_by: overrides of Hydra's own that the child needs, its search path.
         Returns the figure that settings are compared by, for sweepers that choose the next ones by it; None without one.
-        Raises KeyboardInterrupt when the sweep was asked to stop; ConfigError as `check` does."""
+        Raises KeyboardInterrupt when the sweep was asked to stop, in the process that it was started in: others return, or
+        their launcher would kill the jobs that are saving still. Raises ConfigError as `check` does."""
+        if os.getpid() != self._process:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches it too, between jobs
+        if stopping.times(self.written):
+            return self._stop()
         self.check()
         own = _without_id(overrides)
         given = {"job": str(number), **dict(map(_key_value, own))}
@@ -93,15 +104,20 @@ class Sweep:
             row, stopped = self._run(
                 given, directory, [*self.flags, *own, *found_by, "hydra.mode=RUN"], settings.devices
             )
-            self.table.add(row)
+            if row is not None:
+                self.table.add(row)
             if stopped:
-                raise KeyboardInterrupt
+                return self._stop()
         return _compared(row, settings)
+
+    def _stop(self) -> None:
+        if os.getpid() == self._process:
+            raise KeyboardInterrupt
 
     def _run(
         self, given: Row, directory: Path, words: Sequence[str], devices: Sequence[str] | None
-    ) -> tuple[Row, bool]:
-        """(its row, whether the sweep was asked to stop)."""
+    ) -> tuple[Row | None, bool]:
+        """(its row, None when it was not started; whether the sweep was asked to stop)."""
         if _finished(directory):  # by a child that outlived its sweep
             return {**given, "status": OK, **_result(directory), "directory": str(directory)}, False
         reason = self.written / f".{given['job']}.reason"
@@ -109,8 +125,12 @@ class Sweep:
                        "FLOWRUN_RUN_ID": f"{self.run_id}-{given['job']}", REASON: str(reason)}  # fmt: skip
         self.written.mkdir(parents=True, exist_ok=True)
         with placed(devices, int(given["job"]), self.written) as place:
+            if stopping.times(self.written):  # while it waited for a device
+                return None, True
             began = time.monotonic()
-            (code,), stopped = run_children([Command(words, {**environment, **place.environment})])
+            (code,), stopped = run_children(
+                [Command(words, {**environment, **place.environment})], asked=partial(stopping.times, self.written)
+            )
         row = {
             **given,
             "status": STATUS.get(code, "failed"),
@@ -140,7 +160,8 @@ class Sweep:
         rows = self.table.rows() if self.table.as_of() != self._before else []
         if rows:
             sys.stdout.write("\n".join([printed(rows), *([] if self.dry else self._concluded(rows)), ""]))
-        (self.written / FILE).unlink(missing_ok=True)
+        for left in (FILE, stopping.FILE):
+            (self.written / left).unlink(missing_ok=True)
         if self.dry:
             shutil.rmtree(self.written)
         elif not rows:
@@ -169,7 +190,7 @@ def _compared(row: Row, settings: SweepSettings) -> float | None:
 
 def _without_id(overrides: Sequence[str]) -> list[str]:
     """run_id names the sweep, not the job."""
-    return [text for text in overrides if not text.startswith(("run_id=", "hydra."))]
+    return [text for text in overrides if not text.startswith(("run_id=", "hydra.", "hydra/"))]
 
 
 def _key_value(text: str) -> tuple[str, str]:

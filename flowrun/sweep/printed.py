@@ -33,7 +33,7 @@ def _is_printed(rows: Sequence[Row], name: str) -> bool:
     if not name.startswith(RESULT):
         return len(rows) == 1 or differs(rows, name)
     if name == REASON or name.endswith(COUNTS):
-        return True
+        return any(row.get(name) for row in rows)
     return "/" not in name and (len(rows) == 1 or len({row[name] for row in rows if row.get(name)}) > 1)
 
 

@@ -32,7 +32,7 @@ def commands(monkeypatch, runs):
 
     found = Commands()
 
-    def run_children(started):
+    def run_children(started, asked):
         found.extend(started)
         return [found.codes.pop(0) if found.codes else 0], found.stopped
 
