@@ -27,6 +27,7 @@ from flowrun import launch, overrides
 from flowrun.compose import CONF, option_folders, option_names, reworded, to_run
 from flowrun.config import ConfigError, Run, UserError, one_name
 from flowrun.sweep import REASON, Sweep
+from flowrun.sweep.stopping import Asked
 from flowrun.uncollected import uncollected
 from flowrun.utf8 import speak_utf8
 
@@ -66,11 +67,15 @@ def _command(arguments: Sequence[str]) -> int:
     options = option_names(folders)
     parsed = overrides.check(flags.overrides, options)
     sweep = _sweep(flags, parsed)
-    if flags.multirun:  # a file that asks for a sweep is seen only when the first job starts
-        sweep.check()
+    if sweep.dry:
+        flags.overrides = [*flags.overrides, f"hydra.sweep.dir={sweep.written}"]
     try:
-        with reworded(folders), _environment(HYDRA_FULL_ERROR="1", FLOWRUN_RUN_ID=sweep.run_id):
+        if flags.multirun:  # a file that asks for a sweep is seen only when the first job starts
+            sweep.check()
+        with reworded(folders), _environment(HYDRA_FULL_ERROR="1", FLOWRUN_RUN_ID=sweep.run_id), Asked(sweep.written) as asked:
             composed = _compose(flags, sweep, overrides.swept(parsed))
+        if asked.came:
+            raise KeyboardInterrupt
     finally:
         failed = sweep.finish()
     if composed is None:
@@ -89,14 +94,14 @@ def _compose(flags: Namespace, sweep: Sweep, swept: Sequence[str]) -> tuple[Dict
     jobs have run by then, or something to show (--cfg, --info)."""
     composed: list[tuple[DictConfig, str]] = []
 
-    def task(cfg: DictConfig) -> None:
+    def task(cfg: DictConfig) -> float | None:
         hydra = HydraConfig.get()
         if hydra.mode == RunMode.MULTIRUN:
             keys = [*swept, *(hydra.sweeper.get("params") or {})]
             found_by = [text for text in hydra.overrides.hydra if text.startswith("hydra.searchpath=")]
-            sweep.job(hydra.job.num, hydra.overrides.task, keys, found_by)
-        else:
-            composed.append((cfg, hydra.help.template))
+            return sweep.job(hydra.job.num, hydra.overrides.task, keys, found_by, OmegaConf.to_object(cfg.sweep))
+        composed.append((cfg, hydra.help.template))
+        return None
 
     version.setbase("1.3")
     parser = get_args_parser()
@@ -154,7 +159,7 @@ def _sweep(flags: Namespace, parsed: Sequence[Override]) -> Sweep:
         one_name("run_id", run_id)
     outputs = Path(os.environ.get("FLOWRUN_OUTPUTS", "outputs")).absolute()
     files = [(flag, getattr(flags, name)) for name, flag in FILE_FLAGS.items() if getattr(flags, name) is not None]
-    dry = flags.multirun and _given(parsed, "dry_run") is True
+    dry = _given(parsed, "dry_run") is True
     return Sweep(run_id, outputs / "sweeps" / run_id, [word for pair in files for word in pair],
                  flags.overrides, dry)  # fmt: skip
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+CPU = "cpu"  # the device's name
+
 
 class UserError(Exception):
     """Something the user can put right; shown without a traceback. `exit_code` is what the process returns.
@@ -237,11 +239,44 @@ class Task:
 
 @dataclass(kw_only=True, slots=True)
 class Acceleration:
-    """Of a composed run: name -> settings, in the order of application; None: no accelerators."""
+    """Of a composed run: name -> settings, in the order of application; None: no accelerators.
+
+    bound: greatest |difference| of final latents, with and without accelerators, at which a setting may be recommended
+    for an algorithm without a clip range; for others it is a tenth of that range, of log-probabilities."""
 
     shared: Any = None
     rollout: Any = None
     probe: bool = True
+    bound: float = 0.1
+
+    def __post_init__(self) -> None:
+        at_least("acceleration.bound", self.bound, 0)
+
+
+class Best(Enum):
+    """Of a figure by which the settings of a sweep are compared."""
+
+    least = "least"
+    greatest = "greatest"
+
+
+@dataclass(kw_only=True, slots=True)
+class SweepSettings:
+    """figure: of result.json. devices: of jobs side by side, each a GPU's number, several (0,1), or cpu."""
+
+    figure: str | None = None
+    best: Best | None = None
+    devices: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.figure is None) != (self.best is None):
+            given, other = ("figure", "best") if self.best is None else ("best", "figure")
+            fix = "say least or greatest" if other == "best" else "name a figure of result.json"
+            raise ConfigError(f"sweep.{other}", f"is not given, and sweep.{given} is", fix)
+        for device in self.devices or ():
+            if not re.fullmatch(rf"{CPU}(:\d+)?|[\w-]+(,[\w-]+)*", device):
+                fix = f"give GPUs' numbers or {CPU}, e.g. [0,1] or [{CPU},{CPU}]"
+                raise ConfigError("sweep.devices", f"has {device!r}", fix)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -266,6 +301,7 @@ class Run:
     reward: Any = None
     tracker: Any = None
     acceleration: Acceleration = field(default_factory=Acceleration)
+    sweep: SweepSettings = field(default_factory=SweepSettings)
 
     def __post_init__(self) -> None:
         at_least("processes", self.processes, 1)

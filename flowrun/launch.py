@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ POLL_S = 0.05
 GRACE_S = 30.0  # how long the other ranks may go on after one has failed; a rank that waits for it would wait for ever
 ASK_S = 2.0  # after so much of that time they are asked to stop: one that is not waiting then saves what it has
 STOPPED = 130  # exit code after Ctrl-C or SIGTERM
+PLACED = "FLOWRUN_DEVICE"  # the device that a sweep gave to a job
 OWN = {"own": True}  # `extra` of a log record about what one rank alone has met: shown though it is not the first rank
 
 
@@ -41,22 +42,24 @@ class Command:
         return subprocess.Popen(command, env={**os.environ, **self.environment}, start_new_session=True)
 
 
-def run_children(commands: Sequence[Command], failed: list[int] | None = None) -> tuple[list[int], bool]:
+def run_children(commands: Sequence[Command], failed: list[int] | None = None,
+                 asked: Callable[[], int] = int) -> tuple[list[int], bool]:  # fmt: skip
     """Run all at once until all have ended: exit codes in order (128 + signal for a killed one), and whether stopped.
 
     The first signal asks every child once, the second asks once more (a run then ends at once), the third kills.
-    failed: filled with the places of the children that failed first."""
+    failed: filled with the places of the children that failed first. asked: how many signals another process got for us."""
     failed = [] if failed is None else failed
     with Signals() as signals:
         children: list[subprocess.Popen[bytes]] = []
-        passed_on, asked, failed_at = 0, False, 0.0
+        passed_on, told, failed_at = 0, False, 0.0
         try:
             for command in commands:
                 children.append(command.start())
             while any(child.poll() is None for child in children):
                 time.sleep(POLL_S)
-                while passed_on < len(signals.came):
-                    _signal(children, signals.came[passed_on] if passed_on < 2 else signal.SIGKILL)
+                while passed_on < (times := max(len(signals.came), asked())):
+                    number = (*signals.came, *[signal.SIGTERM] * times)[passed_on]
+                    _signal(children, number if passed_on < 2 else signal.SIGKILL)
                     passed_on += 1
                 if not failed:
                     failed += [place for place, child in enumerate(children) if child.poll() not in (None, 0, STOPPED)]
@@ -64,13 +67,13 @@ def run_children(commands: Sequence[Command], failed: list[int] | None = None) -
                 since = time.monotonic() - failed_at if failed else 0.0
                 if since > GRACE_S:
                     _signal(children, signal.SIGKILL)
-                elif since > ASK_S and not asked and not signals.came:
-                    asked = True
+                elif since > ASK_S and not told and not passed_on:
+                    told = True
                     _signal(children, signal.SIGTERM)
         finally:
             _signal(children, signal.SIGKILL)
     codes = [child.wait() for child in children]
-    return [code if code >= 0 else 128 - code for code in codes], bool(signals.came)
+    return [code if code >= 0 else 128 - code for code in codes], bool(signals.came) or passed_on > 0
 
 
 def start_ranks(processes: int, arguments: Sequence[str], run_id: str) -> int:

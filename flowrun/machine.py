@@ -6,7 +6,8 @@ import os
 
 import torch
 
-from flowrun.config import ConfigError, Precision
+from flowrun.config import CPU, ConfigError, Precision
+from flowrun.launch import PLACED
 
 # What accelerate's own configuration may ask for, as ACCELERATE_USE_...
 STRATEGIES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP", "MEGATRON_LM": "Megatron-LM", "PARALLELISM_CONFIG": "a parallelism"}
@@ -31,6 +32,13 @@ def check_processes(processes: int) -> None:
     if not _on_cpu() and here > torch.accelerator.device_count():
         what = f"is {here} and this machine has {torch.accelerator.device_count()} devices for them"
         raise ConfigError("processes", what, "use one for each device")
+
+
+def check_placed() -> None:
+    """Raises ConfigError for a sweep's job whose GPU is not there; it would run on the CPU without a word."""
+    device = os.environ.get(PLACED, CPU)
+    if not device.startswith(CPU) and not torch.accelerator.is_available():
+        raise ConfigError("sweep.devices", f"names {device}, and there is no such GPU", f"name those that are there, or {CPU}")
 
 
 def _on_cpu() -> bool:

@@ -28,7 +28,7 @@ from flowrun.data import Row, Source, make_source
 from flowrun.feed import live_inputs
 from flowrun.graph import Unit, UnitGraph
 from flowrun.library import Library
-from flowrun.machine import check_precision, check_processes
+from flowrun.machine import check_placed, check_precision, check_processes
 from flowrun.online import Learned, learned, make_algorithm
 from flowrun.optim import check_optimizer
 from flowrun.pipelines import Pipeline
@@ -137,6 +137,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
 
     Raises ConfigError for settings, DataError for data."""
     run = run if isinstance(run, Run) else compose(run)
+    check_placed()
     check_precision(run.precision)
     check_processes(run.processes)
     frozen.check_machine(run.memory)

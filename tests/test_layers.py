@@ -29,7 +29,7 @@ LAYERS = (
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
 KINDS = ("pipelines", "splitters", "accelerators", "rewards", "data", "algorithms", "tracking")  # folders of plug-ins
 WITHOUT_TORCH = ("cli", "sweep", "launch", "overrides", "compose", "registry", "wording", "config", "utf8", "__main__")
-HEAVY = {"torch", "accelerate", "diffusers", "transformers", "peft", "numpy", "PIL", "wandb", "tensorboard", "safetensors"}
+HEAVY = {"torch", "accelerate", "diffusers", "transformers", "peft", "numpy", "PIL", "wandb", "tensorboard", "safetensors", "matplotlib"}
 
 
 @dataclass(frozen=True)

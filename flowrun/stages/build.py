@@ -77,7 +77,7 @@ def build_learning(assembly: Assembly, dist: Dist, folder: Path, resume_from: Pa
     learning = Learning(
         settings=made.settings, roller=roller, learner=learner, kept=kept, rewards=made.rewards,
         evaluation=Evaluation(made.rewards, made.settings.stop), faster=assembly.accelerators.rollout,
-        probe=Probe(roller, learner, rescoring) if run.acceleration.probe else None, rescoring=rescoring,
+        probe=Probe(roller, learner, rescoring, run.acceleration.bound) if run.acceleration.probe else None, rescoring=rescoring,
         **_results(assembly, updates, checkpoints, folder),
     )  # fmt: skip
     return _started(learning, assembly, _resume(learning.load, updates, checkpoints) if resume_from else 0)

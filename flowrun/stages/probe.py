@@ -50,7 +50,7 @@ class Spread:
 @dataclass(frozen=True)
 class Deviation:
     """|difference| of the log-probabilities and means of noisy steps, by way of rollout and by way of training; of the latents that
-    a walk ends with, with and without the accelerators of rollouts. nats: differences of the steps' log-likelihoods, [n]."""
+    a walk ends with, with these accelerators and with none. nats: differences of the steps' log-likelihoods, [n]."""
 
     log_prob: Spread
     mean: Spread
@@ -67,13 +67,16 @@ class Deviates(Exception):
 
 
 class Probe:
-    """Draws the same pictures each time, and leaves everything as it was. lines: for the plan, of a coupled algorithm."""
+    """Draws the same pictures each time, and leaves everything as it was. bound: of final latents' differences, see `Acceleration`.
+    verdict: once `check` has measured, what is compared between settings and how much of it is little, for result.json. lines: for
+    the plan, of a coupled algorithm."""
 
-    def __init__(self, roller: Roller, learner: Learner, rescoring: Rescoring | None) -> None:
-        self.roller, self.learner, self.rescoring = roller, learner, rescoring
+    def __init__(self, roller: Roller, learner: Learner, rescoring: Rescoring | None, bound: float) -> None:
+        self.roller, self.learner, self.rescoring, self.bound = roller, learner, rescoring, bound
         self.algorithm: Online = roller.algorithm
+        self.verdict: dict[str, Any] = {}
         self.lines: list[str] = []
-        self.floor = self.shared = None
+        self.floor = self.shared = self.plain = None
 
     def around(self, work: Callable[[], dict[str, Any]], shared: Sequence[Accelerator], faster: Sequence[Accelerator]) -> dict[str, Any]:
         """What `work` returns, which applies the shared accelerators and calls `check`. Raises ConfigError for an accelerator with
@@ -92,6 +95,7 @@ class Probe:
         log.info("probe: rollout and training differ by up to %.2g in log-probabilities and %.2g in means, of which rounding makes %.2g "
                  "and %.2g; accelerated walks end up to %.2g from others", found.log_prob.greatest, found.mean.greatest,
                  floor.log_prob.greatest, floor.mean.greatest, found.final.greatest)  # fmt: skip
+        self.verdict = self._verdict(found)
         if self.algorithm.paradigm is Paradigm.coupled:
             self._judge(found)
         return {**found.figures("probe/"), **floor.figures("probe/floor_")}
@@ -108,6 +112,21 @@ class Probe:
         if warning:
             log.warning("probe: %s", warning)
 
+    def _verdict(self, found: Deviation) -> dict[str, Any]:
+        """Of all processes the greatest: of a coupled algorithm what log-probabilities differ by beyond rounding, of another one, or
+        where the difference is weighed, what final latents do."""
+        floor, coupled = self.floor, self.algorithm.paradigm is Paradigm.coupled and self.rescoring is None
+        excess = Spread(*(max(0.0, getattr(found.log_prob, name) - getattr(floor.log_prob, name)) for name in ("greatest", "p99")))
+        spreads = self.roller.dist.gather(excess if coupled else found.final)
+        clip = {"clip_range": self.algorithm.clip} if coupled else {}
+        return {
+            "deviation_of": "log-probabilities" if coupled else "final latents",
+            "deviation_max": max(spread.greatest for spread in spreads),
+            "deviation_p99": max(spread.p99 for spread in spreads),
+            "deviation_bound": TENTH * self.algorithm.clip if coupled else self.bound,
+            **clip,
+        }
+
     def _culprit(self, faster: Sequence[Accelerator]) -> str:
         """The accelerator whose absence brings most, by name; each is left out in turn."""
         left = {}
@@ -121,10 +140,10 @@ class Probe:
         """With the shared accelerators that are at work. faster: those of rollouts."""
         with torch.no_grad(), rollout_applied(faster, self.roller.pipeline):
             chunk = self.roller.first()
-        with torch.no_grad():
-            plain = self.roller.first().walked.clean if faster else chunk.walked.clean
+        if self.plain is None:  # the first one is the floor
+            self.plain = chunk.walked.clean
         log_probs, means, nats = self._replayed(chunk) if self.algorithm.rereads_steps else ([], [], [])
-        final = Spread.of([chunk.walked.clean - plain])
+        final = Spread.of([chunk.walked.clean - self.plain])
         return Deviation(Spread.of(log_probs), Spread.of(means), final, torch.cat(nats).cpu() if nats else NOTHING)
 
     def _replayed(self, chunk: Chunk) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

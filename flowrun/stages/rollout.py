@@ -31,8 +31,9 @@ from flowrun.progress import Progress, peak_memory_gb
 from flowrun.rewards import Chosen
 from flowrun.rollout_settings import Reference, RolloutSettings
 from flowrun.scoring import Scoring
-from flowrun.stages.evaluation import Evaluation
+from flowrun.stages.evaluation import PREFIX, Evaluation
 from flowrun.stages.learner import GREATEST, Learner
+from flowrun.stages.pace import Pace
 from flowrun.stages.probe import Probe
 from flowrun.stages.rescoring import Rescoring
 from flowrun.stages.roller import Epoch, Roller
@@ -62,6 +63,8 @@ class Learning(Work):
     probe: Probe | None
     rescoring: Rescoring | None
     totals: Counter = field(default_factory=Counter)
+    pace: Pace = field(default_factory=Pace)  # of epochs
+    sampling_pace: Pace = field(default_factory=Pace)  # of their sampling
     _warned: bool = False  # of a ratio that is not 1
 
     def run(self) -> dict[str, Any]:
@@ -140,6 +143,8 @@ class Learning(Work):
         spent = {"rollout": epoch.seconds, "reward": scored - rescored, "update": time.perf_counter() - scored}
         spent |= {"rescoring": rescored - sampled} if self.rescoring is not None else {}
         self.totals.update(spent)
+        self.pace.add(sum(spent.values()))
+        self.sampling_pace.add(epoch.seconds)
         self._show(epoch, scores)
         return {**_described(given), **weighed, **metrics, **report(self.faster),
                 **{f"seconds/{phase}": value for phase, value in spent.items()},
@@ -227,21 +232,32 @@ class Learning(Work):
         raise Stopped(f"{what}; {how_to_go_on()}")
 
     def _result(self, done: int, metrics: Mapping[str, float], seconds: float) -> dict[str, Any]:
-        per_epoch = self.settings.updates_per_epoch
+        per_epoch, walks = self.settings.updates_per_epoch, len(self.roller.deal.chunks(self.roller.dist.rank))
         return {
             "stage": "rollout",
+            "paradigm": self.roller.algorithm.paradigm.value,
             "steps": done,
             "stopped_by": self.evaluation.over,
             "epochs": done // per_epoch,
             "pictures": self.settings.pictures * (done // per_epoch),
+            **self._weighted(metrics),
             **{name: value for name, value in metrics.items() if name.startswith(("reward/", "samples/"))},
             **{f"samples/best/{name}": value for name, value in self.evaluation.best.items()},
             "seconds": seconds,
             **{f"seconds/{phase}": value for phase, value in self.totals.items()},
-            "s_per_epoch": seconds * per_epoch / max(1, done - self.start),
+            **self.pace.figures("epoch"),
+            "s_per_rollout_step": self.sampling_pace.each / (walks * self.settings.sampler.steps),
+            **(self.probe.verdict if self.probe is not None else {}),
+            **report(self.faster),
             "memory_gb": peak_memory_gb(),
             "weights": self.save(),
         }
+
+    def _weighted(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The rewards by their weights as one figure each: of the last epoch's pictures, and of the samples."""
+        sums = {"reward": "reward/", "samples_reward": PREFIX}
+        return {name: sum(chosen.weight * metrics[prefix + one] for one, chosen in self.rewards.items())
+                for name, prefix in sums.items() if all(prefix + one in metrics for one in self.rewards)}  # fmt: skip
 
 
 def _described(given: Advantages) -> dict[str, float]:

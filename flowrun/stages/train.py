@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from flowrun.config import Stopped
 from flowrun.progress import Progress, peak_memory_gb
+from flowrun.stages.pace import Pace
 from flowrun.stages.trainer import Trainer
 from flowrun.stages.work import Work
 from flowrun.stop import Stop, how_to_go_on
@@ -28,6 +29,7 @@ RECENT = 50  # last steps whose mean loss is the run's result
 @dataclass(kw_only=True)
 class Training(Work):
     trainer: Trainer
+    pace: Pace = field(default_factory=Pace)
 
     def trial(self) -> Tensor:
         return self.trainer.trial(self.start)
@@ -55,7 +57,7 @@ class Training(Work):
             "loss": recent[-1] if recent else None,
             "loss_mean": sum(recent) / len(recent) if recent else None,
             "seconds": seconds,
-            "s_per_step": seconds / max(1, trainer.steps - start),
+            **self.pace.figures("step"),
             "memory_gb": peak_memory_gb(),
             "weights": self.save(),
         }
@@ -64,6 +66,7 @@ class Training(Work):
         trainer, clock = self.trainer, time.perf_counter()
         metrics = trainer.step(step)
         seconds, done = time.perf_counter() - clock, step + 1
+        self.pace.add(seconds)
         if self.trackers and (done % trainer.run.train.log_every == 0 or done == trainer.steps):
             more = {"epoch": trainer.batches.epoch_of(done), "s_per_step": seconds, "memory_gb": peak_memory_gb()}
             self.trackers.log(done, metrics | more)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,20 @@ class Tracked:
     config: Mapping[str, Any]
     plan: str
     start: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept:
+    """What trackers are told about a sweep that has ended. name: of its jobs' group. table: its columns and, row by row, their
+    cells. picture: None when there was nothing to draw. conclusion: as printed."""
+
+    directory: Path
+    name: str
+    config: Mapping[str, Any]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    picture: Path | None
+    conclusion: str
 
 
 class Tracker(ABC):
@@ -53,6 +67,10 @@ class Tracker(ABC):
     def close(self, failed: bool) -> None:
         """Nothing is logged after this."""
 
+    @classmethod
+    def gather(cls, config: Config, sweep: Swept) -> None:
+        """A sweep has ended, of which each job was a run of its own here."""
+
 
 Choice = list[tuple[str, type[Tracker], Any]]
 
@@ -67,6 +85,15 @@ def choose(settings: Mapping[str, Mapping[str, Any]] | None) -> Choice:
         cls = TRACKERS.find(name, f"tracker.{name}")
         found.append((name, cls, TRACKERS.build(f"tracker.{name}", cls, node)))
     return found
+
+
+def gather(choice: Choice, sweep: Swept) -> None:
+    """Tell each tracker; one that raises is reported with its reason."""
+    for name, cls, config in choice:
+        try:
+            cls.gather(config, sweep)
+        except Exception as error:
+            log.warning("tracker %s has not got the sweep's table (%s: %s)", name, type(error).__name__, error)
 
 
 class Trackers:

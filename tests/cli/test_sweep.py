@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from flowrun import cli, sweep
+from flowrun.config import SweepSettings
 
 
 def rows(outputs="outputs"):
@@ -31,7 +32,7 @@ def commands(monkeypatch, runs):
 
     found = Commands()
 
-    def run_children(started):
+    def run_children(started, asked):
         found.extend(started)
         return [found.codes.pop(0) if found.codes else 0], found.stopped
 
@@ -113,7 +114,7 @@ def test_help_of_a_sweep_runs_nothing(commands, options, capfd):
 def test_odd_values_make_safe_directory_names(commands, tmp_path):
     jobs = sweep.Sweep("mine", tmp_path / "mine", [])
     for number, value in enumerate(('["a/b ../c"]', "[dog]", "x" * 200, "'一只猫'")):
-        jobs.job(number, [f"sample.prompts={value}", "acceleration/shared=[]"], ["sample.prompts"], [])
+        jobs.job(number, [f"sample.prompts={value}", "acceleration/shared=[]"], ["sample.prompts"], [], SweepSettings())
     names = [Path(command.environment["FLOWRUN_RUN_DIR"]).name for command in commands]
     assert names[:2] == ["0-prompts=_a_b_.._c", "1-prompts=_dog"]
     assert len(names[2]) == 80
@@ -130,7 +131,7 @@ def test_the_table_grows_with_the_sweep(commands, tmp_path, capfd):
         folder = tmp_path / "sweeps" / "mine" / f"{number}-seed={number}"
         folder.mkdir(parents=True)
         (folder / "result.json").write_text(json.dumps(result))
-        jobs.job(number, [f"seed={number}"], ["seed"], [])
+        jobs.job(number, [f"seed={number}"], ["seed"], [], SweepSettings())
         seen.append(rows(tmp_path))
     assert [len(table) for table in seen] == [1, 2, 3]
     assert [row["status"] for row in seen[2]] == ["ok", "failed", "stopped"]
@@ -138,16 +139,17 @@ def test_the_table_grows_with_the_sweep(commands, tmp_path, capfd):
     assert list(seen[2][0]) == ["job", "seed", "status", "seconds", "result.loss", "result.kid", "directory"]
     assert jobs.finish() == 1
     lines = capfd.readouterr().out.splitlines()
-    assert lines[-5].split() == ["job", "seed", "status", "seconds", "result.loss", "result.kid"]
-    assert lines[-2].split()[:3] == ["2", "2", "stopped"]
-    assert lines[-2].split()[4:] == ["2.28392", "3"]
+    head = next(place for place, line in enumerate(lines) if line.startswith("job  "))
+    assert lines[head].split() == ["job", "seed", "status", "seconds", "loss", "kid"]
+    assert lines[head + 3].split()[:3] == ["2", "2", "stopped"]
+    assert lines[head + 3].split()[4:] == ["2.28392", "3"]
 
 
 def test_jobs_stand_in_the_order_of_their_numbers(commands, tmp_path):
     jobs = sweep.Sweep("mine", tmp_path / "mine", [])
     for number in (10, 9, 2):
-        jobs.job(number, [f"seed={number}"], ["seed"], [])
-    assert [row["job"] for row in jobs.rows()] == ["2", "9", "10"]
+        jobs.job(number, [f"seed={number}"], ["seed"], [], SweepSettings())
+    assert [row["job"] for row in jobs.table.rows()] == ["2", "9", "10"]
 
 
 def test_another_sweep_of_the_same_name_is_refused(commands, capfd):
