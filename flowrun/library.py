@@ -18,11 +18,14 @@ from torch import Tensor
 from flowrun.cache.code import code_identity
 from flowrun.cache.key import digest
 from flowrun.cache.keyplan import KeyPlan, Output
-from flowrun.cache.manifest import Part, Parts, newest_manifest, write_manifest
+from flowrun.cache.layout import Layout
+from flowrun.cache.manifest import Manifest, Part, Parts, manifest_path, newest_manifest, write_manifest
 from flowrun.cache.pace import Pace, Work
+from flowrun.cache.prune import needed_keys
 from flowrun.cache.reader import Reader
 from flowrun.cache.sources import Sources
 from flowrun.cache.store import Store
+from flowrun.cache.tensorfile import Damaged
 from flowrun.config import ConfigError, Run, Verify
 from flowrun.data import Row, Source
 from flowrun.files import obstacle
@@ -185,8 +188,24 @@ class Library:
         environment = {"torch": torch.__version__, **{name: str(version) for name, version in self.rows.source.decoders().items()}}
         return Parts(run.model["name"], run.data["source"], made_of, environment, self.rows.source.place())
 
-    def save_manifest(self, faults: Mapping[str, str]) -> None:
-        """Write down which rows have which keys. faults: row id -> why it has none."""
+    def keep_manifest(self) -> None:
+        """Write down which rows have which keys, unless it says so there already: a run may find all that it needs among others' values."""
+        self.sources.save()
+        if not self._is_listed() and not obstacle(Layout(self.root).manifests):
+            self.save_manifest({})
+
+    def _is_listed(self) -> bool:
+        """Whether the manifest of these parts lists these rows with these keys."""
+        try:
+            there = Manifest(manifest_path(self.root, self.parts()))
+        except (FileNotFoundError, Damaged):
+            return False
+        listed = [(row.id, shelf.stamp(number)) for shelf in (self.rows, self.prompts) for number, row in enumerate(shelf.rows)]
+        known = zip(there.ids.all(), map(bytes, there.sources), strict=True)
+        return listed == list(known) and set(self.all_keys()) == needed_keys([there])
+
+    def save_manifest(self, faults: Mapping[str, str], begun: bool = False) -> None:
+        """Write down which rows have which keys. faults: row id -> why it has none. begun: the values are still to be made."""
         self.sources.save()
         write_manifest(
             self.root,
@@ -196,6 +215,7 @@ class Library:
                 for shelf in (self.rows, self.prompts)
                 for number, row in enumerate(shelf.rows)
             ],
+            begun,
         )
 
 

@@ -118,7 +118,7 @@ class Session:
         # One list for all processes: another run may be filling the same cache.
         work = assembly.library.work(self.dist.on_main(assembly.library.missing))
         if self.run.stage is None and not work:
-            self.dist.on_main(assembly.library.sources.save)
+            self.dist.on_main(assembly.library.keep_manifest)
             return  # nothing to do for this command: the plan has said so
         with self._open(Stage.cache, None, assembly) as folder:
             self._finish(folder, fill(assembly, work, self.dist))

@@ -71,7 +71,7 @@ class Cache:
             rows = () if fault.key is None else _rows_with(known, bytes.fromhex(fault.key), fault.row)
             found.append(Finding(fault.shard, fault.what, fault.key, rows))
         told = {finding.key for finding in found}
-        gaps = [gap for manifest in known for gap in _gaps(catalog, manifest, told)]
+        gaps = [gap for manifest in known if not manifest.begun for gap in _gaps(catalog, manifest, told)]
         shards = [Finding(fault.shard, f"{fault.what} (found before)") for fault in before.values() if fault.key is None]
         return found + (shards if gaps else []) + gaps
 
@@ -95,7 +95,8 @@ class Cache:
     def prune(self, superseded: bool = False) -> Pruned:
         """Remove what no manifest needs, damaged values, and what killed writers left; never a file of unknown name.
 
-        superseded: also remove, before that, every manifest that is not the newest of its model and data.
+        superseded: also remove, before that, every manifest that is not the newest of its model and data; of runs that have
+        not come to their end only the last one's stays, if it began later than that.
         Raises Failure while a run writes to the cache.
         """
         return prune(Catalog(self.path, Verify.never), superseded)

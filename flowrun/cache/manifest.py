@@ -1,5 +1,8 @@
 """Manifests: what a cache run made, from what, for which rows. One file per distinct set of parts. No torch.
 
+Beside it may lie a second file, of a run that has begun and not come to its end. It keeps what that has made so far from
+being pruned, and counts for nothing else: it goes when the run's own manifest appears.
+
 R rows, K kept outputs over all variants:
 
     keys        [R, K, 16]  0 where a row has no value (see faults)
@@ -107,8 +110,16 @@ class ManifestRow(NamedTuple):
     frames: int | None = None
 
 
-def write_manifest(root: Path, parts: Parts, rows: Sequence[ManifestRow]) -> Path:
-    """Write, or replace, the manifest of `parts` in the cache at `root`. Raises Failure when the disk is full."""
+def manifest_path(root: Path, parts: Parts, begun: bool = False) -> Path:
+    """Data in two places are two data sets, each with its rows."""
+    stamp = digest(parts.id, parts.place, *(["begun"] if begun else [])).hex()[:16]
+    return Layout(Path(root)).manifests / f"{_safe(parts.model)}-{_safe(parts.data)}-{stamp}.safetensors"
+
+
+def write_manifest(root: Path, parts: Parts, rows: Sequence[ManifestRow], begun: bool = False) -> Path:
+    """Write, or replace, the manifest of `parts` in the cache at `root`. begun: their values are still being made.
+
+    Raises Failure when the disk is full."""
     kept = list(dict.fromkeys(column for row in rows for column in row.keys))
     keys = b"".join(row.keys.get(column, NO_KEY) for row in rows for column in kept)
     arrays = [
@@ -123,16 +134,12 @@ def write_manifest(root: Path, parts: Parts, rows: Sequence[ManifestRow]) -> Pat
         ("faults", [r.fault for r in rows]),
     ):
         arrays += pack(name, strings)
-    layout = Layout(Path(root))
-    layout.create()
-    stamp = digest(parts.id, parts.place).hex()[:16]  # data in two places are two data sets, each with its rows
-    path = layout.manifests / f"{_safe(parts.model)}-{_safe(parts.data)}-{stamp}.safetensors"
-    write_tensorfile(
-        path,
-        FORMAT,
-        arrays,
-        {"created": str(time.time_ns()), "parts": json.dumps(asdict(parts)), "kept": json.dumps(kept)},
-    )
+    Layout(Path(root)).create()
+    path = manifest_path(root, parts, begun)
+    told = {"created": str(time.time_ns()), "parts": json.dumps(asdict(parts)), "kept": json.dumps(kept)}
+    write_tensorfile(path, FORMAT, arrays, told | ({"begun": "true"} if begun else {}))
+    if not begun:
+        manifest_path(root, parts, begun=True).unlink(missing_ok=True)
     return path
 
 
@@ -150,6 +157,7 @@ class Manifest:
         made_of = {name: Part(**part) for name, part in parts["made_of"].items()}
         self.parts = Parts(parts["model"], parts["data"], made_of, parts["environment"], parts["place"])
         self.created = int(self.file.metadata["created"])  # ns since 1970
+        self.begun = "begun" in self.file.metadata  # and not ended
         self.kept = [Kept(*column) for column in json.loads(self.file.metadata["kept"])]
         self.keys = self.file.array("keys")  # [R, K, 16]
         self.sizes, self.sources = self.file.array("sizes"), self.file.array("sources")
@@ -197,8 +205,9 @@ def manifests(root: Path) -> tuple[list[Manifest], list[Damaged]]:
 
 
 def newest_manifest(root: Path, model: str, data: str, place: str) -> Manifest | None:
-    """The last one written for these names and this place of the data, whatever its other parts."""
+    """The last one written at the end of a run for these names and this place of the data, whatever its other parts."""
     found, faults = manifests(root)
     for fault in faults:
         log.warning("cache: %s; it is passed over", fault)
-    return next((m for m in found if (m.parts.model, m.parts.data, m.parts.place) == (model, data, place)), None)
+    whole = (manifest for manifest in found if not manifest.begun)
+    return next((m for m in whole if (m.parts.model, m.parts.data, m.parts.place) == (model, data, place)), None)

@@ -92,12 +92,14 @@ def _writers(layout: Layout) -> Iterator[tuple[Path, bool]]:
 
 def _superseded(known: Sequence[Manifest]) -> list[Manifest]:
     """known: newest first."""
-    newest: dict[tuple[str, str, str], Manifest] = {}
-    return [
-        manifest
-        for manifest in known
-        if newest.setdefault((manifest.parts.model, manifest.parts.data, manifest.parts.place), manifest) is not manifest
-    ]
+    newer: dict[tuple[str, str, str], list[bool]] = {}  # names -> whether each newer one is of a run that has not ended
+    gone = []
+    for manifest in known:
+        seen = newer.setdefault((manifest.parts.model, manifest.parts.data, manifest.parts.place), [])
+        if False in seen or manifest.begun in seen:
+            gone.append(manifest)
+        seen.append(manifest.begun)
+    return gone
 
 
 def _drop_values(catalog: Catalog, needed: set[bytes]) -> int:

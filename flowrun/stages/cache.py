@@ -61,6 +61,7 @@ def fill(assembly: Assembly, jobs: Sequence[Job], dist: Dist) -> dict[str, Any]:
         assembly.pipeline.settle(dist.device)
 
     dist.each(load)
+    dist.on_main(lambda: library.save_manifest({}, begun=True))  # what is made from now on is needed, however this ends
     with Stop() as stop:
         with (
             library.store.writer(run.cache.flush_mb, run.cache.flush_s) as writer,

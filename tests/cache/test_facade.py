@@ -14,7 +14,7 @@ from cache_samples import fill, flip, key_of, same, shard_files, value_at, value
 from flowrun.cache import Cache
 from flowrun.cache.__main__ import main
 from flowrun.cache.layout import Layout, this_host
-from flowrun.cache.manifest import Kept, ManifestRow, Part, Parts, write_manifest
+from flowrun.cache.manifest import Kept, ManifestRow, Part, Parts, newest_manifest, write_manifest
 from flowrun.cache.store import Store
 from flowrun.config import ConfigError, Failure
 from flowrun.files import new_writer
@@ -24,12 +24,13 @@ KEPT = Kept(0, "unit", "shared", "latents")
 DEAD = f"{this_host()}-999999999-0123456789ab"
 
 
-def manifest(root: Path, numbers: range, parts: Parts = PARTS) -> Path:
+def manifest(root: Path, numbers: range, parts: Parts = PARTS, begun: bool = False) -> Path:
     """Row n needs value n."""
     return write_manifest(
         root,
         parts,
         [ManifestRow(f"row {n}", f"caption {n}", (8, 8), bytes(16), "", {KEPT: key_of(n)}) for n in numbers],
+        begun,
     )
 
 
@@ -151,6 +152,27 @@ def test_superseded_manifests_go_on_request_with_what_only_they_need(root: Path)
     pruned = Cache(root).prune(superseded=True)
     assert (pruned.manifests, pruned.values) == (1, 2) and not old.exists() and new.exists()
     assert intact(root, range(2, 5))
+
+
+def test_what_a_run_has_made_that_did_not_come_to_its_end_is_needed_and_what_it_lacks_is_no_fault(root: Path) -> None:
+    fill(root, range(6), per_shard=2)
+    manifest(root, range(2))
+    begun = manifest(root, range(2, 9), replace(PARTS, made_of={"data.size": Part("128", "128")}), begun=True)
+    assert Cache(root).prune(superseded=True).values == 0 and begun.exists() and Cache(root).verify() == []
+    whole = newest_manifest(root, "emoji", "emoji", "")
+    assert whole is not None and whole.ids.all() == ["row 0", "row 1"], "only that of a run that has ended tells what there is"
+    ended = manifest(root, range(2, 6), replace(PARTS, made_of={"data.size": Part("128", "128")}))
+    assert ended.exists() and not begun.exists()
+
+
+def test_of_several_runs_that_did_not_come_to_their_end_the_last_one_s_stays(root: Path) -> None:
+    sizes = [replace(PARTS, made_of={"data.size": Part(str(size), "")}) for size in range(4)]
+    older, first, second = (manifest(root, range(n), sizes[n], begun) for n, begun in enumerate((False, True, True)))
+    Cache(root).prune(superseded=True)
+    assert [path.exists() for path in (older, first, second)] == [True, False, True]
+    last = manifest(root, range(3), sizes[3])
+    Cache(root).prune(superseded=True)
+    assert [path.exists() for path in (older, second, last)] == [False, False, True]
 
 
 def test_prune_refuses_while_a_run_writes_and_after_its_death_cleans_up(root: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cache_samples import fill, flip, in_child, key_of, same, shard_files, value_at, value_of
 
+from flowrun import disk, files
 from flowrun.cache import merge as merging
 from flowrun.cache.catalog import Catalog
+from flowrun.cache.shard import ShardBuilder
 from flowrun.cache.store import Store
 from flowrun.config import Verify
 
@@ -113,6 +117,28 @@ def test_only_one_process_merges_at_a_time_and_the_others_do_not_wait(root: Path
         fcntl.flock(other, fcntl.LOCK_EX)
         assert Store(root).merge() == 0 and len(shard_files(root)) == 2
     assert Store(root).merge() == 2
+
+
+@pytest.mark.parametrize("noticed", ["before", "while writing"])
+def test_a_disk_without_room_for_a_second_copy_costs_nothing_but_the_merging(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, noticed: str
+) -> None:
+    fill(root, range(12), per_shard=3)
+    before = shard_files(root)
+    with monkeypatch.context() as full:
+        if noticed == "before":
+            size = sum(path.stat().st_size for path in before)
+            full.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=size - 1))
+        else:
+            full.setattr(ShardBuilder, "write", without_room)
+        assert Store(root).merge() == 0
+    assert "4 shards are left unmerged" in caplog.text and shard_files(root) == before and holds(root, range(12))
+    assert Store(root).merge() == 4 and holds(root, range(12))
+
+
+def without_room(builder: ShardBuilder, path: Path) -> None:
+    with disk.saving(path.parent, path.name), files.appearing(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_merging_an_empty_cache_or_a_single_shard_changes_nothing(root: Path) -> None:

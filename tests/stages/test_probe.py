@@ -8,10 +8,11 @@ import pytest
 
 from flowrun import cli
 from flowrun.accelerators.diffusers_cache import DiffusersCache
+from flowrun.compose import compose
 from flowrun.stages.probe import Deviation, Spread, judged
 from flowrun.stages.rollout import Learning
 from tests.conftest import SMALL, Runs
-from tests.stages.test_rollout import BLIND, GROUPS, NEAREST, curves, learn
+from tests.stages.test_rollout import BLIND, CAPTIONS, GROUPS, NEAREST, curves, learn
 
 STEPS = (*BLIND, "train.epochs=1", "rollout.sampler.steps=8", "rollout.sampler.window.size=4")
 
@@ -63,6 +64,27 @@ def test_a_marker_that_lies_is_found_by_the_probe(runs: Runs, capsys: pytest.Cap
     plain = curves(learn(runs, *STEPS, "task=grpo", *FINE, "run_id=plain", "resume=none"))[0]
     exact = max(float(plain["ratio_off_first"]), 1e-7)
     assert float(biased["ratio_off_first"]) > 10 * exact and float(biased["ratio_off_first"]) > 2e-5
+
+
+@pytest.mark.slow
+def test_the_cache_as_it_is_shipped_biases_the_ratio_and_is_caught_twice(runs: Runs, capsys: pytest.CaptureFixture) -> None:
+    """After some training a network changes slowly from step to step, as published ones do, and nothing is loosened: neither the
+    cache's threshold nor the clip. Batches of two out of chunks of four, so that there is rounding to compare with."""
+    shipped = compose(["acceleration/rollout=[diffusers_cache]"]).acceleration.rollout["diffusers_cache"]
+    assert shipped["policy"] == "first_block" and not any(shipped["policy_params"].values())
+    base = runs(CAPTIONS, "train.steps=600", "train.batch_size=6", "optimizer.lr=3e-3", "train.log_every=1000")
+    words = (*BLIND, f"model.weights={base}", "task=grpo", "train.epochs=1", "train.batch_size=2", "rollout.sampler.steps=50",
+             "rollout.sampler.window.kind=all", "resume=none")  # fmt: skip
+    assert cli.main([*SMALL, *GROUPS, NEAREST, *words, "acceleration/rollout=[diffusers_cache]"]) == 2
+    assert "biases the importance ratio" in capsys.readouterr().err
+    lying = f"acceleration.rollout={{name: '{__name__}:Liar', params: {{policy: first_block, policy_params: {{}}}}}}"
+    learn(runs, *words, lying, code=2)
+    assert "acceleration: Liar moves log-probabilities by" in capsys.readouterr().err
+    found = curves(learn(runs, *words, lying, "acceleration.probe=false"))[0]
+    plain = curves(learn(runs, *words, "acceleration.probe=false"))[0]
+    biased, exact = float(found["ratio_off_first"]), float(plain["ratio_off_first"])
+    assert float(found["Liar/hits"]) > 0 and "Liar/hits" not in plain
+    assert exact < 1e-5 and biased > 10 * exact and biased > compose(["task=grpo", "reward=[red]"]).task["clip_high"]
 
 
 @pytest.mark.slow
