@@ -1,6 +1,7 @@
 """metrics.csv through growth, kills and resumption; wandb by a stub, once for real offline, and never fatal."""
 
 import csv
+import json
 import logging
 import math
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flowrun.config import ConfigError, Failure
-from flowrun.tracking import Tracked, Tracker, Trackers, choose
+from flowrun.tracking import Swept, Tracked, Tracker, Trackers, choose, gather
 
 
 def tracked(folder, start=0, plan="the plan <1>"):
@@ -90,7 +91,7 @@ class Run:
     def __init__(self, log):
         self.lines, self.summary, self.ended = log, {}, None
 
-    def log(self, data, step):
+    def log(self, data, step=None):
         self.lines.append((step, data))
 
     def finish(self, exit_code):
@@ -264,3 +265,45 @@ def test_a_real_offline_run_and_its_resumption_write_a_record(tmp_path, monkeypa
     while any(file.stat().st_size <= 500 for file in records) and time.monotonic() < until:
         time.sleep(0.2)
     assert all(file.stat().st_size > 500 for file in records)
+
+
+def swept(folder, picture=True):
+    if picture:
+        from PIL import Image
+
+        Image.new("RGB", (8, 8), "red").save(folder / "sweep.png")
+    return Swept(directory=folder, name="sweep-1", config={"seed": 0}, columns=["job", "loss"], rows=[["0", "1.5"], ["1", ""]],
+                 picture=folder / "sweep.png" if picture else None, conclusion="the first one")  # fmt: skip
+
+
+def test_a_sweep_is_one_more_run_of_its_jobs_group_with_table_and_picture(tmp_path, stub):
+    folder = tmp_path / "sweep-1"
+    folder.mkdir()
+    stub.Table = lambda columns, data: ("table", columns, data)
+    for picture in (True, False):
+        gather(choose(WANDB), swept(folder, picture))
+    first, second = stub.inits
+    assert (first["group"], first["job_type"], first["name"], first["dir"]) == ("sweep-1", "sweep", "sweep-1", str(folder))
+    assert first["id"] == second["id"] and first["config"] == {"seed": 0}, "a sweep that goes on is the same run"
+    table = ("table", ["job", "loss"], [["0", "1.5"], ["1", ""]])
+    assert [data for _, data in stub.lines] == [{"table": table, "picture": ("image", str(folder / "sweep.png"))}, {"table": table}]
+    assert [(run.summary, run.ended) for run in stub.runs] == [({"conclusion": "the first one"}, 0)] * 2
+    assert not (folder / "metrics.csv").exists()
+
+
+def test_a_tracker_that_cannot_take_the_sweep_is_reported(tmp_path, stub, caplog):
+    stub.init = raises
+    gather(choose(WANDB), swept(tmp_path))
+    assert "tracker wandb has not got the sweep's table (ConnectionError: no route)" in caplog.text
+
+
+def test_a_real_offline_sweep_writes_a_record(tmp_path, monkeypatch, caplog):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    gather(choose({"wandb": {"mode": "offline", "project": "flowrun"}}), swept(tmp_path))
+    assert "has not got" not in caplog.text
+    (folder,) = Path(tmp_path / "wandb").glob(f"offline-run-*-{(tmp_path / 'wandb_id').read_text()}")
+    tables = list((folder / "files" / "media" / "table").glob("table_*.json"))
+    assert [json.loads(file.read_text())["data"] for file in tables] == [[["0", "1.5"], ["1", ""]]]
+    assert list((folder / "files" / "media" / "images").glob("picture_*.png"))

@@ -28,8 +28,8 @@ def conclude(run_id: str, root: Path, rows: Sequence[Row]) -> tuple[list[str], P
         asked.get("figure"),
         Best[asked["best"]] if asked.get("best") else None,
     )
-    settings, accelerating = compared(rows), is_acceleration(rows)
-    lines = recommend.of_accelerations(settings) if accelerating else recommend.of_figure(settings, figure)
+    settings = compared(rows)
+    lines = recommend.of_accelerations(settings) if is_acceleration(rows) else recommend.of_figure(settings, figure)
     missing = [row for row in rows if row["status"] != OK]
     if missing:
         lines = [
@@ -38,7 +38,7 @@ def conclude(run_id: str, root: Path, rows: Sequence[Row]) -> tuple[list[str], P
         ]
     from flowrun.sweep.picture import draw  # matplotlib takes its time to import
 
-    picture = draw(rows, settings, figure, accelerating, root / "sweep.png")
+    picture = draw(rows, figure, root / "sweep.png")
     write_atomic(root / "conclusion.txt", "".join(f"{line}\n" for line in lines).encode())
     if config:
         table = columns(rows)

@@ -19,7 +19,7 @@ from flowrun.config import Best
 from flowrun.files import write_atomic
 from flowrun.sweep.labels import write_labels
 from flowrun.sweep.recommend import Point, points, recommended, speed_of
-from flowrun.sweep.settings import SEED, SPEEDS, Figure, Setting, number, short, swept
+from flowrun.sweep.settings import SEED, SPEEDS, Figure, Setting, compared, is_acceleration, number, short, swept
 from flowrun.sweep.table import RESULT, Row
 
 BLUE, ORANGE, GREY = "#1f5f99", "#b85400", "#8a8a8a"
@@ -28,19 +28,22 @@ DPI = 130
 MARGIN = 1.6  # a logarithmic axis goes so far beyond its values
 
 
-def draw(
-    rows: Sequence[Row], settings: Sequence[Setting], figure: Figure | None, accelerating: bool, path: Path
-) -> Path | None:
+def draw(rows: Sequence[Row], figure: Figure | None, path: Path) -> Path | None:
     """None, and no file, when no job has what would be drawn."""
-    canvas = Canvas(figsize=(7.6, 4.6), dpi=DPI, layout="constrained")
-    drawn = (
-        _speeds(canvas, settings) if accelerating else figure is not None and _settings(canvas, rows, settings, figure)
-    )
-    if not drawn:
+    canvas = drawn(rows, figure)
+    if canvas is None:
         return None
     png = io.BytesIO()
     canvas.savefig(png, format="png")
     return write_atomic(path, png.getvalue())
+
+
+def drawn(rows: Sequence[Row], figure: Figure | None) -> Canvas | None:
+    """figure: by which settings that are no accelerators are compared."""
+    canvas, settings = Canvas(figsize=(7.6, 4.6), dpi=DPI, layout="constrained"), compared(rows)
+    if is_acceleration(rows):
+        return canvas if _speeds(canvas, settings) else None
+    return canvas if figure is not None and _settings(canvas, rows, settings, figure) else None
 
 
 def _speeds(canvas: Canvas, settings: Sequence[Setting]) -> bool:
@@ -157,8 +160,8 @@ def _bars(ax: Axes, settings: Sequence[Setting], figure: Figure) -> None:
     means, spreads = _means(settings, figure)
     which = max if figure.best is Best.greatest else min
     hues = [ORANGE if mean == which(means) else BLUE for mean in means]
-    ax.barh(range(len(settings)), means, xerr=spreads, color=hues, height=0.6, capsize=3)
-    ax.bar_label(ax.containers[-1] if spreads is None else ax.containers[0], fmt="%.4g", padding=4, fontsize=8)
+    bars = ax.barh(range(len(settings)), means, xerr=spreads, color=hues, height=0.6, capsize=3)
+    ax.bar_label(bars, fmt="%.4g", padding=4, fontsize=8)
     ax.set_yticks(range(len(settings)), [setting.label or "all" for setting in settings], fontsize=8)
     ax.invert_yaxis()
     ax.margins(x=0.14)
@@ -186,4 +189,4 @@ def _means(settings: Sequence[Setting], figure: Figure) -> tuple[list[float], li
 
 def _ylabel(settings: Sequence[Setting], figure: Figure) -> str:
     seeds = max(len(setting.each(figure.name)) for setting in settings)
-    return f"{figure.name}, mean of up to {seeds} seeds" if seeds > 1 else figure.name
+    return f"{figure.name}, mean and deviation of up to {seeds} seeds" if seeds > 1 else figure.name

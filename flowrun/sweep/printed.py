@@ -27,14 +27,15 @@ def printed(rows: Sequence[Row]) -> str:
 
 
 def _is_printed(rows: Sequence[Row], name: str) -> bool:
-    """Of results those that differ between the jobs that have them, and what few have."""
+    """Of results those that differ between the jobs that have them, and what one alone has."""
     if name in UNPRINTED:
         return False
     if not name.startswith(RESULT):
         return len(rows) == 1 or differs(rows, name)
+    values = [row[name] for row in rows if row.get(name)]
     if name == REASON or name.endswith(COUNTS):
-        return any(row.get(name) for row in rows)
-    return "/" not in name and (len(rows) == 1 or len({row[name] for row in rows if row.get(name)}) > 1)
+        return bool(values)
+    return "/" not in name and (len(values) == 1 or len(set(values)) > 1)
 
 
 def _told(row: Row, name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 from flowrun.config import Best
 from flowrun.sweep.settings import SPEEDS, Figure, Setting
@@ -75,8 +76,10 @@ def of_accelerations(settings: Sequence[Setting]) -> list[str]:
 
 
 def of_figure(settings: Sequence[Setting], figure: Figure | None) -> list[str]:
-    """The best setting by its mean over seeds."""
+    """The best setting by its mean over seeds; of seeds alone their mean and standard deviation."""
     there = [setting for setting in settings if figure is not None and setting.each(figure.name)]
+    if len(there) == 1 and len(values := there[0].each(figure.name)) > 1:
+        return [f"{figure.name} {fmean(values):.6g} +- {stdev(values):.2g} over {len(values)} seeds"]
     if len(there) < 2:
         return []
     ordered = sorted(there, key=lambda setting: setting.mean(figure.name), reverse=figure.best is Best.greatest)

@@ -19,7 +19,8 @@ import json, os, pathlib, signal, sys, time, types
 
 def execute(run):
     from flowrun.config import ConfigError, Failure, Stopped
-    names = ("FLOWRUN_RUN_DIR", "FLOWRUN_SWEEP", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    names = ("FLOWRUN_RUN_DIR", "FLOWRUN_SWEEP", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FLOWRUN_DEVICE",
+             "CUDA_VISIBLE_DEVICES")
     seen = {name: os.environ.get(name) for name in names}
     told = {"seed": run.seed, "run_id": run.run_id, "processes": run.processes, "task": run.task["name"], **seen}
     with open(os.environ["STAND_IN_LOG"], "a") as log:
@@ -38,13 +39,21 @@ def execute(run):
         until = time.monotonic() + 30
         while time.monotonic() < until:
             time.sleep(0.02)
+    if run.seed in (10, 11):  # ends when the other one has started, too
+        ready = [pathlib.Path(os.environ["STAND_IN_LOG"] + f".together{seed}") for seed in (run.seed, 21 - run.seed)]
+        ready[0].touch()
+        until = time.monotonic() + 60
+        while not ready[1].exists():
+            if time.monotonic() > until:
+                raise RuntimeError("the other one has not started")
+            time.sleep(0.02)
     if run.seed == 6:
         raise KeyboardInterrupt
-    if run.seed == 9:
+    if run.seed in (9, 19):
         asked = []
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, frame: asked.append(number))
-        pathlib.Path(os.environ["STAND_IN_LOG"] + f".ready{seen['RANK']}").touch()
+        pathlib.Path(os.environ["STAND_IN_LOG"] + f".ready{seen['RANK']}" + "b" * (run.seed == 19)).touch()
         until = time.monotonic() + 30
         while not asked and time.monotonic() < until:
             time.sleep(0.02)

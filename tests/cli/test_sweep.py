@@ -251,3 +251,86 @@ def test_ctrl_c_asks_the_running_job_once(children, elsewhere):
     assert "flowrun: asked 1 time(s)\n" in err
     assert [row["status"] for row in rows()] == ["stopped"]
     assert len(children.read_text().splitlines()) == 1, "no further job was started"
+
+
+JOBLIB = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "sweep.devices=[cpu:0,cpu:1]")
+
+
+def test_joblib_runs_jobs_side_by_side_one_for_each_device(children):
+    """Each of the two jobs ends only when the other has started."""
+    assert cli.main(["-m", "seed=10,11", *JOBLIB]) == 0
+    told = {run["seed"]: run for run in map(json.loads, children.read_text().splitlines())}
+    assert [(told[seed]["FLOWRUN_DEVICE"], told[seed]["CUDA_VISIBLE_DEVICES"]) for seed in (10, 11)] == [("cpu:0", ""), ("cpu:1", "")]
+    assert [(row["seed"], row["status"], row["device"]) for row in rows()] == [("10", "ok", "cpu:0"), ("11", "ok", "cpu:1")]
+    (folder,) = Path("outputs/sweeps").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == ["0-seed=10", "1-seed=11", "conclusion.txt", "multirun.yaml", "sweep.csv"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [True, False], ids=["as from a terminal", "this process alone"])
+def test_jobs_side_by_side_are_each_asked_once_and_go_on_later(children, elsewhere, group):
+    command = [sys.executable, "-m", "flowrun", "-m", "seed=9,19,0", "run_id=mine", *JOBLIB]
+    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    ready, until = [Path(f"{children}.readyNone{more}") for more in ("", "b")], time.monotonic() + 60
+    while not all(path.exists() for path in ready) and time.monotonic() < until:
+        time.sleep(0.05)
+    os.killpg(parent.pid, signal.SIGINT) if group else parent.send_signal(signal.SIGTERM)
+    _, err = parent.communicate(timeout=60)
+    assert parent.returncode == 130, err
+    assert err.count("flowrun: asked 1 time(s)\n") == 2 and err.endswith("flowrun: stopped\n")
+    left = [(row["seed"], row["status"], row["result.reason"]) for row in rows()]
+    assert left == [(seed, "stopped", "asked 1 time(s)") for seed in ("9", "19")]
+    assert len(children.read_text().splitlines()) == 2, "no further job was started"
+    assert not list(Path("outputs/sweeps/mine").glob(".*"))
+
+
+def test_a_sweep_says_its_best_setting_and_draws_it(commands, capfd):
+    """Figures that earlier commands left: a row that is done is not run again, and counts."""
+    for number, loss in enumerate((0.5, 0.25, 0.75)):
+        folder = Path(f"outputs/sweeps/mine/{number}-lr={10.0 ** (number - 4):g}".replace("1e-04", "0.0001"))
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps({"status": "finished", "loss_mean": loss}))
+    assert cli.main(["-m", "optimizer.lr=0.0001,0.001,0.01", "run_id=mine"]) == 0
+    out = capfd.readouterr().out
+    assert "best by least loss_mean: lr=0.001: loss_mean 0.25; then lr=0.0001: loss_mean 0.5\n" in out
+    assert Path("outputs/sweeps/mine/conclusion.txt").read_text() in out
+    assert Path("outputs/sweeps/mine/sweep.png").read_bytes().startswith(b"\x89PNG") and out.endswith("sweep.png\n")
+
+
+def test_a_sweeper_is_told_the_figure_of_each_job_and_nothing_of_one_that_failed(commands, tmp_path):
+    jobs, told = sweep.Sweep("mine", tmp_path / "mine", []), []
+    commands.codes = [0, 1, 0]
+    for number, loss in enumerate((0.5, 0.25, 0.75)):
+        folder = tmp_path / "mine" / f"{number}-seed={number}"
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps({"loss_mean": loss, "memory_gb": 3.0}))
+        told.append(jobs.job(number, [f"seed={number}"], ["seed"], [], SweepSettings()))
+    assert told == [0.5, None, 0.75]
+    memory = SweepSettings(figure="memory_gb", best=sweep.settings.Best.least)
+    assert jobs.job(0, ["seed=0"], ["seed"], [], memory) == 3.0, "a job that is done answers at once"
+    assert len(commands) == 3
+
+
+def test_a_dry_look_at_a_stopped_sweep_leaves_it_as_it_was(commands, elsewhere):
+    commands.codes = [0, 1]
+    words = ["-m", "seed=0,1", "run_id=mine"]
+    assert cli.main(words) == 1
+    before = {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
+    assert cli.main([*words, "dry_run=true"]) == 0
+    assert {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()} == before
+    assert cli.main(words) == 0 and [row["status"] for row in rows()] == ["ok", "ok"]
+
+
+def test_a_dry_sweep_of_an_experiment_writes_nothing(commands, options, elsewhere, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    text = "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      seed: 4,5\n"
+    assert cli.main(["experiment=grid", "--config-dir", options({"experiment/grid": text}), "dry_run=true"]) == 0
+    assert len(commands) == 2
+    assert not list(elsewhere.iterdir()) and not list((tmp_path / "temporary").iterdir())
+
+
+def test_a_list_of_entries_reads_back_as_it_was_given(commands):
+    value = "[{name: diffusers_cache, params: {policy: first_block, policy_params: {threshold: 0.2}}}]"
+    assert cli.main(["-m", f"acceleration.rollout=[],{value}", "task=nft"]) == 0
+    assert [row["acceleration.rollout"] for row in rows()] == ["[]", value]
