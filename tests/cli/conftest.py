@@ -34,9 +34,12 @@ def execute(run):
     if run.seed == 4:
         note = pathlib.Path(os.environ["STAND_IN_LOG"] + f".asked{seen['RANK']}")
         signal.signal(signal.SIGTERM, lambda number, frame: note.write_text(str(number)))
-        if seen["RANK"] == "1":
+        listens, until = note.with_suffix(".listens"), time.monotonic() + 30
+        if seen["RANK"] == "1":  # dies once the other one listens
+            while not listens.exists() and time.monotonic() < until:
+                time.sleep(0.02)
             os.kill(os.getpid(), signal.SIGKILL)
-        until = time.monotonic() + 30
+        listens.touch()
         while time.monotonic() < until:
             time.sleep(0.02)
     if run.seed in (10, 11):  # ends when the other one has started, too
