@@ -68,10 +68,15 @@ class Family:
     def row(self) -> list[str]:
         """Cells of the table, as COLUMNS has them."""
         able = [name for name in self.pipeline.components() if self.learns(name)]
-        return [self.name, ", ".join(f"`{name}`" for name in (self.option, *self.others)), ", ".join(filter(self.does, TASKS)),
-                listed(filter(self.learns_from_rewards, REWARDED)), ", ".join(self.pipeline.inputs), ", ".join(able),
-                str(self.adapted()), yes(self.compiles_by_blocks()), listed(filter(self.skips, CACHES)),
+        return [self.name, quoted([self.option, *filter(self.runs, self.others)]),
+                quoted(other for other in self.others if not self.runs(other)), listed(filter(self.does, TASKS)),
+                listed(filter(self.learns_from_rewards, REWARDED)), ", ".join(self.pipeline.inputs), ", ".join(able), str(self.adapted()), yes(self.compiles_by_blocks()), listed(filter(self.skips, CACHES)),
                 self.attention()]  # fmt: skip
+
+    @staticmethod
+    def runs(option: str) -> bool:
+        """Whether it does without published weights; an option that names some is its configuration only, as far as was tried here."""
+        return compose([f"model={option}"]).model["weights"] is None
 
     def does(self, task: str) -> bool:
         """A loss of the task on one row is finite and gives the denoiser gradients; units are cached where the task says so."""
@@ -240,8 +245,8 @@ class Family:
         return count[0]
 
 
-COLUMNS = ("family", "options", "tasks", "tasks with rewards", "reads", "can be trained",
-           "layers of the tiny network under `adapter.targets=auto`", "compiled by blocks", "feature caches that skip",
+COLUMNS = ("family", "options that were run", "options of published weights, configuration only", "tasks", "tasks with rewards",
+           "reads", "can be trained", "layers of the tiny network under `adapter.targets=auto`", "compiled by blocks", "feature caches that skip",
            "attention backends on a CPU")  # fmt: skip
 
 
@@ -270,6 +275,10 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 def listed(names: Iterable[str]) -> str:
     return ", ".join(names) or NONE
+
+
+def quoted(names: Iterable[str]) -> str:
+    return listed(f"`{name}`" for name in names)
 
 
 def yes(value: bool) -> str:
