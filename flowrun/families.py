@@ -70,8 +70,8 @@ class Family:
         able = [name for name in self.pipeline.components() if self.learns(name)]
         return [self.name, quoted([self.option, *filter(self.runs, self.others)]),
                 quoted(other for other in self.others if not self.runs(other)), listed(filter(self.does, TASKS)),
-                listed(filter(self.learns_from_rewards, REWARDED)), ", ".join(self.pipeline.inputs), ", ".join(able), str(self.adapted()), yes(self.compiles_by_blocks()), listed(filter(self.skips, CACHES)),
-                self.attention()]  # fmt: skip
+                listed(filter(self.learns_from_rewards, REWARDED)), listed(self.pipeline.inputs), listed(able), str(self.adapted()),
+                yes(self.compiles_by_blocks()), listed(filter(self.skips, CACHES)), self.attention()]  # fmt: skip
 
     @staticmethod
     def runs(option: str) -> bool:
