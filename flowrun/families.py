@@ -246,8 +246,8 @@ class Family:
 
 
 COLUMNS = ("family", "options that were run", "options of published weights, configuration only", "tasks", "tasks with rewards",
-           "reads", "can be trained", "layers of the tiny network under `adapter.targets=auto`", "compiled by blocks", "feature caches that skip",
-           "attention backends on a CPU")  # fmt: skip
+           "reads", "can be trained", "layers of the tiny network under `adapter.targets=auto`", "compiled by blocks",
+           "feature caches that skip", "attention backends on a CPU")  # fmt: skip
 
 
 def families() -> list[Family]:
