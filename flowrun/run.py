@@ -31,6 +31,7 @@ from flowrun.library import Library
 from flowrun.machine import check_placed, check_precision, check_processes
 from flowrun.online import Learned, learned, make_algorithm
 from flowrun.optim import check_optimizer
+from flowrun.outputs import outputs
 from flowrun.pipelines import Pipeline
 from flowrun.pipelines._precision import DTYPES
 from flowrun.plan import Plan
@@ -141,7 +142,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     check_precision(run.precision)
     check_processes(run.processes)
     frozen.check_machine(run.memory)
-    rundir.outputs()
+    outputs()
     rundir.named(run)
     task = common("task", Task, run.task)
     pipeline, algorithm, source = make_pipeline(run), make_algorithm(run, task), make_source(run.data)

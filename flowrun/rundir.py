@@ -17,25 +17,17 @@ from omegaconf import OmegaConf
 
 from flowrun.config import ConfigError, Run
 from flowrun.disk import saving
-from flowrun.files import obstacle, write_atomic
+from flowrun.files import write_atomic
 from flowrun.graph import seed_of
+from flowrun.outputs import CONFIG, STAMP, outputs
 
 log = logging.getLogger(__name__)
 
-STAMP = "identity"  # file that holds the run's identity
 # What may differ between a run and its resumption: where, when and how it is watched, not what it computes.
 NOT_IDENTITY = ("run_id", "resume", "dry_run", "processes", "tracker", "stage", "sweep")
 
 
-KEPT = ("config.yaml", STAMP, "plan.txt", "result.json")  # what a refused resumption must not change
-
-
-def outputs() -> Path:
-    """Where results go: FLOWRUN_OUTPUTS, else `outputs` in the shell's directory. Absolute. Raises ConfigError."""
-    name = os.environ.get("FLOWRUN_OUTPUTS", "outputs")
-    if why := obstacle(Path(name)) if name else "it is empty":
-        raise ConfigError("FLOWRUN_OUTPUTS", f"is {name!r}: {why}", "name a folder that may be written, or leave it unset")
-    return Path(name).absolute()
+KEPT = (CONFIG, STAMP, "plan.txt", "result.json")  # what a refused resumption must not change
 
 
 def identity(run: Run, data: str) -> str:
@@ -111,7 +103,7 @@ def named(run: Run) -> Path | None:
     if run.resume in ("auto", "none"):
         return None
     path = Path(run.resume).absolute()
-    if not (path / "config.yaml").is_file() or read_result(path).get("stage") == "cache":
+    if not (path / CONFIG).is_file() or read_result(path).get("stage") == "cache":
         raise ConfigError("resume", f"{path} holds no training run", "give a train run's directory, or auto, or none")
     return path
 
@@ -123,7 +115,7 @@ def open_run(run: Run, stage: str, resume_from: Path | None, data: str) -> RunDi
     again = (path / STAMP).exists() and _unfinished(path / STAMP, identity(run, data))  # a sweep's, stopped in this stage
     if resume_from is None and (path / "result.json").exists() and not (again and run.resume == "auto"):
         raise ConfigError("run_id", f"{path} already holds a run", "leave run_id out, or resume=DIR to go on with it")
-    with saving(path, "config.yaml"):
+    with saving(path, CONFIG):
         path.mkdir(parents=True, exist_ok=True)
         lock = _try_lock(path)
     if lock is None:
@@ -131,11 +123,11 @@ def open_run(run: Run, stage: str, resume_from: Path | None, data: str) -> RunDi
     kept = [path / name for name in KEPT if resume_from is not None and (path / name).is_file()]
     opened = RunDir(path, resumed=resume_from is not None, _lock=lock,
                     _before={file.name: file.read_bytes() for file in kept})  # fmt: skip
-    config, text = path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(run))
+    config, text = path / CONFIG, OmegaConf.to_yaml(OmegaConf.structured(run))
     if config.exists() and identity(run, data) != (path / STAMP).read_text().strip():
         log.warning("%s was a run of another configuration or of other data; it goes on with these", path)
         os.replace(config, path / f"config-before-{run.run_id}.yaml")
-    opened.save_text("config.yaml", text)
+    opened.save_text(CONFIG, text)
     opened.save_text(STAMP, identity(run, data) + "\n")
     return opened
 

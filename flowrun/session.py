@@ -23,6 +23,7 @@ from flowrun.contact import contact_sheet
 from flowrun.disk import saving
 from flowrun.dist import Dist, make_dist
 from flowrun.files import write_atomic
+from flowrun.outputs import outputs
 from flowrun.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Session:
             log.warning("%s", warning)
         if self.run.dry_run and launch.rank() == 0 and "FLOWRUN_SWEEP" not in os.environ:
             name = f"{self.run.task['name']}-{self.run.model['name']}-{self.run.run_id}.png"
-            if (path := _save_sheet(assembly, rundir.outputs() / "plans" / name)) is not None:
+            if (path := _save_sheet(assembly, outputs() / "plans" / name)) is not None:
                 sys.stdout.write(f"pictures    {path}\n")
 
     def do(self, stage: Stage, assembly: Assembly) -> None:

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "flowrun"
 
 # A module may import modules of its own layer or of one above it in this list. Names: modules or folders of flowrun/.
 LAYERS = (
-    "config paradigm entries wording spelling registry compose overrides launch files pairs disk machine plain progress stop utf8 "
+    "config paradigm entries wording spelling registry compose overrides launch files outputs pairs disk machine plain progress stop utf8 "
     "uncollected "
     "sound feature_cache flow dist tracking",
     "graph",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from flowrun.data._picture import EXTENSIONS
+from flowrun.outputs import are_results
+
+log = logging.getLogger(__name__)
 
 SHOWN = 3  # names of files in a message
 MOST_COMPARED = 200  # names; spelling is compared pair by pair, so in large folders only the stem counts
@@ -55,7 +59,9 @@ def _stem(name: str) -> str:
 
 
 def list_folder(root: Path, captions: str, endings: Sequence[str] = EXTENSIONS, folders: bool = False) -> Listing:
-    """Walks `root`, links to folders included, each real folder once. captions: the ending of caption files, `.txt`.
+    """Walks `root`, links to folders included, each real folder once, and none with results of runs below it.
+
+    captions: the ending of caption files, `.txt`.
 
     endings: of what counts as a picture. folders: whether folders have captions too."""
     found, seen = Listing(), {os.path.realpath(root)}
@@ -64,6 +70,10 @@ def list_folder(root: Path, captions: str, endings: Sequence[str] = EXTENSIONS, 
         found.faults[Path(error.filename).relative_to(root).as_posix()] = f"the folder cannot be read: {error.strerror}"
 
     for folder, subfolders, files in os.walk(root, followlinks=True, onerror=unreadable):
+        if folder != str(root) and are_results(folder, files):
+            log.info("%s holds results of runs, which are no data", folder)
+            subfolders.clear()
+            continue
         subfolders[:] = sorted(
             name for name in subfolders if not name.startswith(".") and _new(Path(folder, name), seen)
         )

@@ -107,6 +107,23 @@ def test_hidden_files_are_ignored_and_other_files_are_counted(tmp_path: Path, ca
     assert "metadata.jsonl" in caplog.text
 
 
+def test_what_runs_left_below_the_data_is_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FLOWRUN_OUTPUTS", str(tmp_path / "data/made here"))
+    add(tmp_path / "data/a.png")
+    add(tmp_path / "data/made here/plans/sheet.png")
+    run = tmp_path / "data/elsewhere/runs/train/sft-emoji/1"
+    add(run / "samples/step-000004.png")
+    for name in ("config.yaml", "identity"):
+        (run / name).write_text("a run's")
+    with caplog.at_level(logging.INFO):
+        assert [row.id for row in make(tmp_path / "data").rows()] == ["a.png"]
+    assert f"{tmp_path / 'data/made here'} holds results of runs" in caplog.text and f"{run} holds results" in caplog.text
+    add(run / "samples/step-000004.png", "drawn by a run")
+    assert [row.id for row in make(run / "samples").rows()] == ["step-000004.png"], "who names them wants them"
+
+
 def test_linked_folders_are_searched_once(tmp_path: Path) -> None:
     add(tmp_path / "data/a.png")
     add(tmp_path / "elsewhere/b.png")
