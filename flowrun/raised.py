@@ -92,7 +92,7 @@ def curves(run_dirs: Sequence[Path]) -> str:
             raise ConfigError("RUN_DIR", f"{folder} holds no metrics.csv", "give runs with tracker=[csv,...]")
         with open(file, newline="", encoding="utf-8") as handle:
             logged = list(csv.DictReader(handle))
-        found = [(run.task["name"], run.seed, line["epoch"], name.removeprefix(PREFIX), value)
+        found = [(run.task["name"], run.seed, line["epoch"] or "0.0", name.removeprefix(PREFIX), value)
                  for line in logged for name, value in line.items() if name.startswith(PREFIX) and value]  # fmt: skip
         if not found:
             raise ConfigError("RUN_DIR", f"{folder} drew no samples on its way", "give runs with sample.every and rewards")

@@ -68,7 +68,7 @@ def test_it_runs_elsewhere_and_leaves_nothing(path: Path, tmp_path: Path, monkey
     there, temporary = tmp_path / "there", tmp_path / "temporary"
     there.mkdir()
     temporary.mkdir()
-    for source in FOLDER.glob("*.py"):
+    for source in (*FOLDER.glob("*.py"), *FOLDER.glob("*.csv")):
         shutil.copy(source, there)
     before = sorted(there.iterdir())
     monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent))  # the package under test, installed or not

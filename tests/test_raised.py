@@ -68,7 +68,7 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
 def test_curves_hold_every_epoch_at_which_samples_were_scored(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     runs = [saved(tmp_path / name, {0: [(0, 0, 0)] * 2, 8: [(255, 0, 0)] * 2}) for name in ("a", "b")]
     for run, end in zip(runs, (0.5, 0.75), strict=True):
-        (run / "metrics.csv").write_text(f"step,epoch,reward/red,samples/red\n0,0.0,,0.25\n4,1.0,0.3,\n8,2.0,0.4,{end}\n")
+        (run / "metrics.csv").write_text(f"step,epoch,reward/red,samples/red\n0,,,0.25\n4,1.0,0.3,\n8,2.0,0.4,{end}\n")
     assert main([*map(str, runs), "--curves", str(tmp_path / "new" / "curves.csv")]) == 0
     lines = [f"nft,0,{epoch},red,{mean}" for end in (0.5, 0.75) for epoch, mean in ((0.0, 0.25), (2.0, end))]
     assert (tmp_path / "new" / "curves.csv").read_text().splitlines() == ["task,seed,epoch,reward,mean", *lines]
