@@ -43,7 +43,7 @@ def _measured() -> list[Figure]:
             eager, fast = interleaved(*in_turns, rounds=ROUNDS)
             value = f"{eager / fast:.2f}x ({eager * 1e3:.0f} against {fast * 1e3:.0f} ms)"
             what = f"{name} compiled by blocks, network of {count:.0f} M, against without"
-            found.append(Figure(what, value, "> 1x", eager > fast, "in fp32 seven tenths of it are matrix products, which are not compiled"))
+            found.append(Figure(what, value, "> 1x", eager > fast, "seven tenths of it are matrix products, which are not compiled"))
         told = one.report()
     found.append(Figure("compiling for both, with nothing on disk", f"{told['graphs']:.0f} graphs, {told['compile_seconds']:.0f} s"))
     return [*found, *(_cached(plain, name) for name in POLICIES)]
