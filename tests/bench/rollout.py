@@ -7,14 +7,13 @@ import math
 import random
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
 import sd3
 import small
 import torch
-from figure import Figure, interleaved, seconds
+from figure import Figure, interleaved, one_thread, seconds
 from job import BareLoop, Velocity, flux, learning, loaded
 from torch import Tensor
 
@@ -40,27 +39,16 @@ EMOJI = ("model=emoji", "adapter=lora", "optimizer.ema=0", "adapter.rank=8", "ad
 
 
 def measure() -> list[Figure]:
-    with tempfile.TemporaryDirectory() as folder, _one_thread():
+    with tempfile.TemporaryDirectory() as folder, one_thread():
         overhead = _update(Path(folder))
     with tempfile.TemporaryDirectory() as folder:
         return [*_walks(), overhead, *_epochs(Path(folder))]
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """So small a network is slower on several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _walks() -> list[Figure]:
     ours, theirs, same = _walk(sd3.MODEL, rounds=15)
     value = f"{ours / theirs:.2f}x ({ours * 1e3:.0f} ms, the call {theirs * 1e3:.0f} ms)"
-    with _one_thread():
+    with one_thread():
         small_ours, small_theirs, small_same = _walk(("model=sd3_tiny",), rounds=60)
     added = (small_ours - small_theirs) / STEPS * 1e3
     each = f"{added:+.2f} ms a call (of {small_theirs / STEPS * 1e3:.2f} ms)"
