@@ -70,6 +70,16 @@ def check_inputs(pipeline: Pipeline, algorithm: Algorithm, part: Split, source: 
     return [f"data: {name} is read by nothing in this model and task" for name in idle]
 
 
+def check_single(pipeline: Pipeline, algorithm: Algorithm, rows: Sequence[Row]) -> None:
+    """A name that stands for one picture is given one by every row. Raises ConfigError."""
+    single = {*pipeline.pictures, *(name for unit in algorithm.units(pipeline) for scope, name in unit.reads if scope == "shared")}
+    for row in rows:
+        if listed := sorted(name for name in single & set(row.files) if isinstance(row.files[name], tuple)):
+            what = f"{listed[0]} is a list of {len(row.files[listed[0]])} pictures in row {row.id}, and this model and task take one"
+            fix = "give each picture a column and a name of its own, as condition, condition_2 with model.conditions=2"
+            raise ConfigError("data", what, fix)
+
+
 def check_sizes(pipeline: Pipeline, weights: str | None, shapes: Collection[Shape]) -> list[str]:
     """A warning when a model with weights would learn from thumbnails alone: the options of data set sizes for tiny networks.
 

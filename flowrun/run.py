@@ -18,6 +18,7 @@ from flowrun.checks import (
     check_called,
     check_inputs,
     check_merged,
+    check_single,
     check_sizes,
     check_trained,
     make_batches,
@@ -165,6 +166,7 @@ def assemble(run: Run | Sequence[str]) -> Assembly:
     source.read_before_training = run.dry_run or cached_first
     with looks_of(run) as source.looks:
         source, rows = rows_of(run, source, parts[0])
+    check_single(pipeline, algorithm, rows)
     online = isinstance(algorithm, Online)
     stages = _stages(run, task, parts[0], online, isinstance(source, Remembered))
     shapes = {row.shape for row in rows}

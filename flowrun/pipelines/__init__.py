@@ -80,6 +80,7 @@ class Pipeline(ABC):
     Config: ClassVar[type]
     data: ClassVar[str] = "image"  # what the rows' pixels are called: image | video
     inputs: ClassVar[tuple[str, ...]]  # names that the units read from the data
+    pictures: tuple[str, ...] = ()  # those of them that are condition pictures, one of each row under each name
     conditions: ClassVar[tuple[str, ...]]  # names that `begin` reads
     ragged: ClassVar[tuple[str, ...]] = ()  # those that differ in length from row to row; a batch fills up with zeros
     target: ClassVar[str]  # name of the clean latents

@@ -201,6 +201,23 @@ def test_what_cannot_be_is_told_in_one_line(runs: Runs, capfd: pytest.CaptureFix
     assert not (runs.folder / "outputs").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"), [("condition", ()), ("mask", ("task.mask=true", "+data.columns.pictures.condition=before0"))]
+)
+def test_a_list_where_one_picture_is_taken_is_told_with_its_row_before_anything_runs(
+    runs: Runs, capfd: pytest.CaptureFixture[str], name: str, settings: tuple[str, ...]
+) -> None:
+    data = [text for text in table(runs.folder) if "pictures.condition" not in text]
+    lines = [{"after": f"after{n}.png", "before0": f"before{n}_0.png", "text": CAPTIONS[n],
+              "several": f"before{n}_0.png" if n == 0 else [f"before{n}_0.png", f"before{n}_0.png"]} for n in range(3)]  # fmt: skip
+    (runs.folder / "edits.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    asked = [f"data.path={runs.folder / 'edits.jsonl'}", f"+data.columns.pictures.{name}=several", *settings]
+    assert cli.main(["model=flux2_edit_tiny", *data, *asked]) == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("flowrun: ")]
+    assert line.startswith(f"flowrun: data: {name} is a list of 2 pictures in row after1.png, and this model and task take one; ")
+    assert not (runs.folder / "outputs").exists()
+
+
 def test_a_saved_editor_trains_with_the_options_own_settings(runs: Runs) -> None:
     folder = runs.folder / "saved"
     oracle("flux_kontext").whole.save_pretrained(folder)
