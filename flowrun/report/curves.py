@@ -11,36 +11,53 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Points = Sequence[tuple[float, float]]  # (step, value)
+Style = tuple[str, str]  # colour, stroke
+SCORES = ("reward", "samples")  # first parts of names whose second part is a reward
+UNTOLD = ("epoch",)  # goes with the steps
 SIZE = (4.4, 2.7)  # inches
 HUES = ("#1f5f99", "#b85400", "#3d8f4d", "#8a3d8f", "#c2002f", "#6b6b6b")
+STROKES = ("-", "--", ":", "-.")
 MARKED, SMOOTHED = 40, 100  # points; fewer are marked one by one, and more are also shown as a running mean
 WINDOW = 0.05  # of a curve, for its running mean
-PARAMETERS = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "flowrun"}
+PARAMETERS = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "none", "svg.hashsalt": "flowrun"}
 
 
 def panels(curves: Mapping[str, Points]) -> dict[str, dict[str, Points]]:
-    """Curves by panel, by line. Names that differ in their second part only share one: reward/red and reward/size are lines of
-    reward; a number that was logged once is no curve."""
+    """Curves by panel, by line: what rollouts and samples score by one reward share a panel, and so do the phases of seconds/...;
+    reward/red/group_std and reward/size/group_std are lines of group_std. Steady numbers are no curves."""
     found: dict[str, dict[str, Points]] = {}
     for name, points in curves.items():
-        if len(points) < 2:
+        if name in UNTOLD or len(points) < 2 or steady(points):
             continue
         first, *rest = name.split("/")
-        title = "/".join([first, *rest[1:]])
-        found.setdefault(title, {})[rest[0] if rest else name] = points
+        title, line = (rest[-1], first) if len(rest) == 1 and first in SCORES else (first, "/".join(rest) or first)
+        if len(rest) == 2:
+            title, line = rest[1], f"{first} {rest[0]}"
+        found.setdefault(title, {})[line] = points
     return found
 
 
-def draw(title: str, lines: Mapping[str, Points]) -> str:
-    """An <svg> with a line for each name, in the order given; the same lines give the same text."""
+def steady(points: Points) -> bool:
+    """Whether it is one number all along."""
+    return len({value for _, value in points}) == 1
+
+
+def styles(names: Sequence[str]) -> dict[str, Style]:
+    """A colour and a stroke for each line; the same for the same line in every panel."""
+    return {name: (HUES[place % len(HUES)], STROKES[place // len(HUES) % len(STROKES)]) for place, name in enumerate(names)}
+
+
+def draw(title: str, lines: Mapping[str, Points], style: Mapping[str, Style] | None = None) -> str:
+    """An <svg> with a line for each name; the same lines give the same text. style: of lines that a legend elsewhere names."""
+    given = styles(list(lines)) if style is None else style
 
     def fill(axes: Axes) -> None:
-        for place, (name, points) in enumerate(lines.items()):
-            _line(axes, name, points, HUES[place % len(HUES)], "-" if place < len(HUES) else "--")
+        for name, points in lines.items():
+            _line(axes, name, points, *given[name])
         axes.set_xlabel("step")
         axes.set_title(title, loc="left", fontsize=9)
         axes.ticklabel_format(axis="y", scilimits=(-3, 4), useMathText=True)
-        if len(lines) > 1:
+        if style is None and (len(lines) > 1 or title not in lines):
             axes.legend(frameon=False, fontsize=7)
 
     return svg(SIZE, fill)

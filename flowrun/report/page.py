@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from flowrun.report.curves import Points, draw, panels
+from flowrun.report.curves import Points, draw, panels, steady, styles
 from flowrun.report.left import Left
 from flowrun.report.probe import probe_section
 from flowrun.report.section import Folded, Picture, Section
@@ -35,7 +35,7 @@ def run_page(left: Left) -> str:
     result = left.result
     title = " ".join(str(result[name]) for name in ("task", "model", "stage") if name in result) or left.folder.name
     sections = [
-        Section("Curves", drawings=_drawn(left.curves), note="" if left.curves else "Nothing was logged to metrics.csv."),
+        Section("Curves", _steady(left.curves), drawings=[draw(title, lines) for title, lines in panels(left.curves).items()]),
         probe_section(left.once),
         *(Section(kind.capitalize(), pictures=_grids(grids)) for kind, grids in left.grids.items() if grids),
         Section("Results", rows=_result(result), note="" if result else "The run has not ended, so there is no result.json."),
@@ -52,7 +52,7 @@ def sweep_page(folder: Path, table: Table, jobs: Mapping[str, Left]) -> str:
     sections = [
         Section("Jobs", rows=_jobs(table), note=f"{ended} of {len(table.rows)} ended well."),
         Section("Picture", pictures=[_picture(picture, "drawn by the sweep")] if picture.is_file() else []),
-        Section("Curves", drawings=_drawn(_together({names[job]: left.curves for job, left in jobs.items()}))),
+        _together({names[job]: left.curves for job, left in jobs.items()}),
         Section("Last samples", pictures=[_picture(left.grids["samples"][-1], names[job])
                                           for job, left in jobs.items() if left.grids.get("samples")]),
         Section("Plans", folded=[Folded(names[job], left.plan) for job, left in jobs.items()]),
@@ -89,20 +89,24 @@ def _cell(text: str) -> str:
     return f"{number:.4g}" if "." in text or "e" in text else text
 
 
-def _drawn(curves: Mapping[str, Points]) -> list[str]:
-    return [draw(title, lines) for title, lines in panels(curves).items()]
+def _steady(curves: Mapping[str, Points]) -> str:
+    """Names the numbers that have no curve since they never changed."""
+    if not curves:
+        return "Nothing was logged to metrics.csv."
+    names = [f"{name} {points[0][1]:.4g}" for name, points in curves.items() if len(points) > 1 and steady(points)]
+    return f"The same at every step: {', '.join(names)}." if names else ""
 
 
-def _together(by_job: Mapping[str, Mapping[str, Points]]) -> dict[str, Points]:
-    """One panel for each number, a line for each job: names as `panels` parts them."""
-    names = dict.fromkeys(name for curves in by_job.values() for name in curves)
-    return {"/".join([_flat(name), job.replace("/", "\N{FRACTION SLASH}")]): curves[name]
-            for name in names for job, curves in by_job.items() if name in curves}  # fmt: skip
-
-
-def _flat(name: str) -> str:
-    """reward/red -> reward red, so that each is a panel of its own."""
-    return name.replace("/", " ")
+def _together(by_job: Mapping[str, Mapping[str, Points]]) -> Section:
+    """A panel for each number that changes, a line for each job."""
+    style = styles(list(by_job))
+    found: dict[str, dict[str, Points]] = {}
+    for job, curves in by_job.items():
+        for title, lines in panels(curves).items():
+            for line, points in lines.items():
+                found.setdefault(title if line == title else f"{title}: {line}", {})[job] = points
+    drawings = [draw(title, lines, style) for title, lines in found.items()]
+    return Section("Curves", legend=[(colour, job) for job, (colour, _) in style.items()] if drawings else (), drawings=drawings)
 
 
 def _grids(grids: Sequence[Path]) -> list[Picture]:

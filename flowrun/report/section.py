@@ -22,12 +22,13 @@ class Folded:
 
 @dataclass(frozen=True)
 class Section:
-    """rows: the first one holds the columns' names. drawings: <svg> elements."""
+    """rows: the first one holds the columns' names. legend: colours and names of the lines in `drawings`, which are <svg> elements."""
 
     title: str
     note: str = ""
     rows: Sequence[Sequence[str]] = ()
     text: str = ""
+    legend: Sequence[tuple[str, str]] = ()
     drawings: Sequence[str] = ()
     pictures: Sequence[Picture] = ()
     folded: Sequence[Folded] = ()

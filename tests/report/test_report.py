@@ -85,9 +85,10 @@ def test_a_page_holds_everything_and_loads_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_not_ended_is_shown_as_far_as_it_came(tmp_path: Path) -> None:
-    run = left(tmp_path / "run", metrics="step,loss\n1,2.0\n2,nan\n3,1.0\n4,0.")
+    run = left(tmp_path / "run", metrics="step,loss,dead\n1,2.0,7.0\n2,nan,7.0\n3,1.0,7.0\n4,0.")
     page = Page(write(run, tmp_path / "new" / "page.html"))
     assert "not finished" in page.text and "no result.json" in page.text and len(page.drawings) == 1
+    assert "The same at every step: dead 7." in page.text
     assert not (run / "report.html").exists()
     empty = Page(write(left(tmp_path / "begun")))
     assert "Nothing was logged" in empty.text and empty.drawings == []
@@ -132,10 +133,17 @@ def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
     assert write(run).read_bytes() == write(run).read_bytes()
 
 
-def test_names_that_differ_in_their_second_part_share_a_panel() -> None:
-    two, one = [(0.0, 1.0), (1.0, 2.0)], [(0.0, 1.0)]
-    curves = {"loss": two, "reward/red": two, "reward/size": two, "reward/red/std": two, "probe/max": one}
-    assert panels(curves) == {"loss": {"loss": two}, "reward": {"red": two, "size": two}, "reward/std": {"red": two}}
+def test_curves_of_one_kind_share_a_panel_and_steady_numbers_have_none() -> None:
+    two, one, same = [(0.0, 1.0), (1.0, 2.0)], [(0.0, 1.0)], [(0.0, 3.0), (1.0, 3.0)]
+    curves = {"loss": two, "reward/red": two, "samples/red": two, "samples/size": two, "reward/red/group_std": two, "seconds/update": two,
+              "seconds/rollout": two, "probe/max": one, "dead_groups": same, "epoch": two}  # fmt: skip
+    assert panels(curves) == {
+        "loss": {"loss": two},
+        "red": {"reward": two, "samples": two},
+        "size": {"samples": two},
+        "group_std": {"reward red": two},
+        "seconds": {"update": two, "rollout": two},
+    }
 
 
 def test_a_running_mean_is_that_of_each_window() -> None:
