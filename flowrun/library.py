@@ -19,7 +19,7 @@ from flowrun.cache.code import code_identity
 from flowrun.cache.key import digest
 from flowrun.cache.keyplan import KeyPlan, Output
 from flowrun.cache.layout import Layout
-from flowrun.cache.manifest import Manifest, Part, Parts, manifest_path, newest_manifest, write_manifest
+from flowrun.cache.manifest import UNNAMED, Manifest, Part, Parts, manifest_path, newest_manifest, write_manifest
 from flowrun.cache.pace import Pace, Work
 from flowrun.cache.prune import needed_keys
 from flowrun.cache.reader import Reader
@@ -173,7 +173,8 @@ class Library:
     def parts(self) -> Parts:
         """Everything that reaches the keys, for people: what a later run compares itself with."""
         run = self.run
-        made_of = {name: Part(key.hex(), self.pipeline.describe(name)) for name, key in self.identities.items()}
+        dtype, batch = run.model["dtype"], str(run.cache.batch)
+        made_of = {name: Part(key.hex(), f"{dtype} {self.pipeline.describe(name)}") for name, key in self.identities.items()}
         made_of |= {
             f"data.{name}": Part(str(value), str(value))
             for name, value in run.data.items()
@@ -185,6 +186,7 @@ class Library:
             for unit in [self.rows.split.units[i]]
         }
         made_of |= {name: Part(installed, installed) for name, installed in _versions().items()}
+        made_of |= {"cache.batch": Part(batch, batch)} if batch != UNNAMED["cache.batch"].identity else {}
         environment = {"torch": torch.__version__, **{name: str(version) for name, version in self.rows.source.decoders().items()}}
         return Parts(run.model["name"], run.data["source"], made_of, environment, self.rows.source.place())
 

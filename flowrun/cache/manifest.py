@@ -42,6 +42,9 @@ class Part:
     describe: str
 
 
+UNNAMED = {"cache.batch": Part("1", "1")}  # parts that are named only where they are otherwise
+
+
 @dataclass(frozen=True)
 class Parts:
     """Everything that reaches the keys of a run, by name ("text_encoder", "data.size", "unit text", "diffusers", ...).
@@ -64,8 +67,11 @@ class Parts:
     def differences(self, configured: Parts) -> list[str]:
         """One line for each part in which `configured` differs from these, the cached ones."""
         names = dict.fromkeys([*self.made_of, *configured.made_of])
-        return [_line(name, self.made_of.get(name), configured.made_of.get(name)) for name in names
-                if _identity(self.made_of.get(name)) != _identity(configured.made_of.get(name))]  # fmt: skip
+        pairs = [(name, self._part(name), configured._part(name)) for name in names]
+        return [_line(name, old, new) for name, old, new in pairs if _identity(old) != _identity(new)]
+
+    def _part(self, name: str) -> Part | None:
+        return self.made_of.get(name, UNNAMED.get(name))
 
     def warnings(self, present: Parts) -> list[str]:
         """One line for each difference that changes no key but may change a value's last bits."""

@@ -120,6 +120,21 @@ def test_models_drawn_from_another_seed_are_other_models(runs: Runs) -> None:
     assert "transformer" not in line, "it makes no cached value"
 
 
+def test_another_precision_of_the_encoders_is_named_old_and_new(cached: Path) -> None:
+    line = refusal(assemble([*settings(cached), "model.dtype=fp32"]).library)
+    for name in ("text_encoder", "text_encoder_2", "text_encoder_3", "vae"):
+        old, new = line.partition(f"; {name}: cached with ")[2].partition(";")[0].split(", configured ")
+        assert old.startswith("bf16 ") and new.startswith("fp32 ") and old[5:] == new[5:], name
+
+
+def test_rows_encoded_alone_are_none_for_rows_encoded_together_and_the_other_way_round(runs: Runs) -> None:
+    for cached, asked in ((1, 4), (4, 2), (4, 1)):
+        root = f"cache.root={runs.folder / f'{cached}-{asked}'}"
+        assert cli.main([*SMALL, root, f"cache.batch={cached}", "stage=cache"]) == 0
+        line = refusal(assemble([*SMALL, root, f"cache.batch={asked}"]).library)
+        assert f"; cache.batch: cached with {cached}, configured {asked};" in line
+
+
 @pytest.mark.parametrize(
     ("overrides", "part", "old", "new"),
     [
