@@ -38,7 +38,8 @@ TASKS = {"sft": (), "sft_split": (), "distill": NOISE, "distill_split": NOISE}
 EPOCH = ("task.splitter=none", "reward=[red]", "tracker=[]", "optimizer.warmup_steps=0", "train.steps=null", "train.epochs=1",
          "train.batch_size=2", "rollout.prompts_per_epoch=1", "rollout.group_size=2", "rollout.batch_size=2", "rollout.updates=1",
          "rollout.sampler.steps=3")  # fmt: skip
-REWARDED = {"grpo": (*EPOCH, "rollout.sampler.window.size=1"), "nft": EPOCH}
+ONE_NOISY = (*EPOCH, "rollout.sampler.window.size=1")
+REWARDED = {"grpo": ONE_NOISY, "grpo_rescored": ONE_NOISY, "nft": EPOCH}
 UNKNOWN = (ValueError, RuntimeError, TypeError, AttributeError, KeyError, NotImplementedError)  # what a switch that does not fit raises
 
 

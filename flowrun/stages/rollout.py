@@ -101,10 +101,10 @@ class Learning(Work):
 
     def _probed(self) -> dict[str, float]:
         """What the probe finds; the saved plan gets what it says of rounding. Raises Deviates."""
-        found, plan = self.probe.check(self.faster), self.folder / "plan.txt"
+        found, plan = self.probe.check(self.faster), self.folder / "plan.txt"  # of a command's run; others have none
         if self.trackers and self.probe.lines:
             with saving(self.folder, plan.name):
-                write_atomic(plan, plan.read_bytes() + f"{section('probe', self.probe.lines)}\n".encode())
+                write_atomic(plan, (plan.read_bytes() if plan.exists() else b"") + f"{section('probe', self.probe.lines)}\n".encode())
         return found
 
     def trial(self) -> Tensor:
