@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from flowrun.data._picture import EXTENSIONS
+from flowrun.data._picture import EXTENSIONS, UNREAD, not_read
 from flowrun.outputs import are_results
 
 log = logging.getLogger(__name__)
@@ -99,14 +99,24 @@ def _sort_out(
     found.hidden += len(files) - len(visible)
     pictures = [name for name in visible if os.path.splitext(name)[1].lower() in endings]
     used |= {*pictures, *(os.path.splitext(name)[0] + ending for name in pictures)}
+    foreign = _foreign(visible, ending, used) if endings == EXTENSIONS else {}
+    used |= {*foreign, *foreign.values()}
     if others := [name for name in visible if name not in used]:
         found.add_others(folder, others)
     inside = folder.relative_to(root).as_posix()
-    for name in pictures:
-        relative = name if inside == "." else f"{inside}/{name}"
-        try:
-            relative.encode("utf-8")
-        except UnicodeEncodeError:
-            found.faults[relative.encode("utf-8", "backslashreplace").decode()] = "the file's name is not valid UTF-8"
-            continue
-        found.pictures.append(relative)
+    for name in (*pictures, *foreign):
+        path = name if inside == "." else f"{inside}/{name}"
+        readable = path.encode("utf-8", "backslashreplace").decode()
+        if name in foreign:
+            found.faults[readable] = not_read(os.path.splitext(name)[1])
+        elif readable != path:
+            found.faults[readable] = "the file's name is not valid UTF-8"
+        else:
+            found.pictures.append(path)
+
+
+def _foreign(names: Sequence[str], ending: str, used: Collection[str]) -> dict[str, str]:
+    """Pictures in formats that are not read, each with a caption that is no other picture's: name -> the caption's."""
+    beside = {name: os.path.splitext(name)[0] + ending for name in names if os.path.splitext(name)[1].lower() in UNREAD}
+    there = set(names) - set(used)
+    return {name: caption for name, caption in beside.items() if name in there and caption in there}

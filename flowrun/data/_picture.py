@@ -18,6 +18,7 @@ from flowrun.data._member import File, open_file, size_of
 
 DECODING = 2  # raise when a file may decode to other pixels than before
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+UNREAD = (".tif", ".tiff", ".gif", ".avif", ".heic", ".heif", ".jxl", ".jp2", ".tga", ".ppm", ".psd")  # other formats' endings
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "I;16", "I;16B", "I;16L")
 
@@ -35,6 +36,11 @@ UPRIGHT = {
 # What Pillow's decoders raise on damaged files. Anything else is a mistake of ours and is not turned into a data fault.
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, ArithmeticError, LookupError, struct.error, zlib.error,
           Image.DecompressionBombError)  # fmt: skip
+
+
+def not_read(ending: str) -> str:
+    """What is wrong with a picture that has a caption and one of the endings UNREAD."""
+    return f"pictures that end in {ending} are not read: save it as one that ends in {', '.join(EXTENSIONS)}"
 
 
 class PictureFault(Exception):

@@ -44,7 +44,11 @@ class Tar(Pictures):
         """parts: (ending, member) of one name, in the archive's order."""
         rule, members = self.config.caption, dict(parts)
         pictures = [ending for ending in members if ending in picture.EXTENSIONS]
-        found.ignored += len(members) - len(pictures) - (rule.ending in members and bool(pictures))
+        foreign = [ending for ending in members if ending in picture.UNREAD and rule.ending in members and not pictures]
+        found.ignored += len(members) - len(pictures + foreign) - (rule.ending in members and bool(pictures + foreign))
+        if foreign:
+            readable = row_id.encode("utf-8", "backslashreplace").decode()
+            found.entries.append(Entry(readable, where, {}, faults=[picture.not_read(foreign[0])]))
         if not pictures:
             return
         captions, faults = [], [f"{member.name} stands twice in the archive" for ending, member in parts if members[ending] is not member]

@@ -107,6 +107,20 @@ def test_hidden_files_are_ignored_and_other_files_are_counted(tmp_path: Path, ca
     assert "metadata.jsonl" in caplog.text
 
 
+@pytest.mark.parametrize("ending", [".tiff", ".TIF", ".gif", ".heic"])
+def test_a_picture_in_a_format_that_is_not_read_is_a_fault_when_it_has_a_caption(tmp_path: Path, ending: str) -> None:
+    add(tmp_path / "a.png")
+    (tmp_path / "more").mkdir()
+    (tmp_path / f"more/b{ending}").write_bytes(b"whatever it holds")
+    assert [row.id for row in make(tmp_path).rows()] == ["a.png"], "without a caption it is any other file"
+    (tmp_path / "more/b.txt").write_text("a caption")
+    assert f"{tmp_path}/more/b{ending}: pictures that end in {ending} are not read: save it as one" in faults(make(tmp_path))
+    source = make(tmp_path, on_error="skip")
+    assert [row.id for row in source.rows()] == ["a.png"] and [name for name, _ in source.skipped] == [f"more/b{ending}"]
+    add(tmp_path / "more/b.png", "a caption")
+    assert [row.id for row in make(tmp_path).rows()] == ["a.png", "more/b.png"], "the caption is that of the picture which is read"
+
+
 def test_what_runs_left_below_the_data_is_no_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

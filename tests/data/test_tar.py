@@ -98,6 +98,15 @@ def test_what_is_wrong_is_named_with_archive_and_member(tmp_path: Path) -> None:
     assert [row.id for row in make(archive, on_error="skip").rows()] == ["x.tar/good"]
 
 
+def test_a_picture_in_a_format_that_is_not_read_is_a_fault_when_it_has_a_caption(tmp_path: Path) -> None:
+    archive = pack(tmp_path / "x.tar", {"a.png": picture(), "a.txt": b"read", "b.tiff": picture("tiff"), "b.txt": b"not read",
+                                        "c.gif": picture("gif"), "notes.txt": b"about the data"})  # fmt: skip
+    assert f"{archive}/b: pictures that end in .tiff are not read: save it as one that ends in .png" in faults(make(archive))[0]
+    source = make(archive, on_error="skip")
+    assert [row.id for row in source.rows()] == ["x.tar/a"] and [name for name, _ in source.skipped] == ["x.tar/b"]
+    assert source.ignored == 2  # c.gif, notes.txt
+
+
 def test_archives_that_cannot_be_read_in_place_are_named(tmp_path: Path) -> None:
     members = {"a.png": picture(), "a.txt": b"x"}
     for mode, kind in (("w:gz", "gzip"), ("w:bz2", "bzip2"), ("w:xz", "xz")):
