@@ -78,7 +78,7 @@ def test_it_runs_elsewhere_and_leaves_nothing(path: Path, tmp_path: Path, monkey
 
     stored = nbformat.read(path, as_version=4)
     fresh = nbformat.from_dict(stored)
-    NotebookClient(fresh, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(there)}}).execute()
+    NotebookClient(fresh, timeout=1200, kernel_name="python3", resources={"metadata": {"path": str(there)}}).execute()
 
     assert faults(fresh) == []
     assert pictures(fresh) == pictures(stored)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from array import array
 from dataclasses import dataclass, field
+from statistics import median
 
 
 @dataclass
@@ -13,22 +15,18 @@ class Pace:
 
     began: float = field(default_factory=time.perf_counter)
     warm: float = 0.0
-    first: float = 0.0
-    others: float = 0.0
-    count: int = 0
+    seconds: array[float] = field(default_factory=lambda: array("d"))  # of each
 
     def add(self, seconds: float) -> None:
         """One has ended, after so many seconds."""
-        if self.count == 0:
-            self.first, self.warm = seconds, time.perf_counter() - self.began
-        else:
-            self.others += seconds
-        self.count += 1
+        if not self.seconds:
+            self.warm = time.perf_counter() - self.began
+        self.seconds.append(seconds)
 
     @property
     def each(self) -> float:
-        """Mean seconds of one; 0 when there was none."""
-        return self.others / (self.count - 1) if self.count > 1 else self.first
+        """Median seconds of one, since other work on the machine slows down a few; 0 when there was none."""
+        return median(self.seconds[1:] or self.seconds or [0.0])
 
     def figures(self, unit: str) -> dict[str, float]:
         """For result.json. warmup_s: until the first one ended, beyond what another one takes."""

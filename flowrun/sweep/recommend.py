@@ -15,8 +15,8 @@ CLOSE = 1.05  # speeds within this factor may be chance
 
 @dataclass(frozen=True)
 class Point:
-    """A setting of accelerators: seconds of an epoch or step without warm-up, mean over seeds; of its deviation the greatest, None
-    where none was measured; what it may be."""
+    """A setting of accelerators: seconds of an epoch or step without warm-up, of its seeds the fewest, since other work on the
+    machine can only slow a job down; of its deviation the greatest, None where none was measured; what it may be."""
 
     setting: Setting
     seconds: float
@@ -43,7 +43,7 @@ def points(settings: Sequence[Setting]) -> list[Point]:
     speed = speed_of(settings)
     if speed is None:
         return []
-    found = [Point(s, s.mean(speed), s.greatest("deviation_max"), s.greatest("deviation_p99"), s.mean("deviation_bound"))
+    found = [Point(s, min(s.each(speed)), s.greatest("deviation_max"), s.greatest("deviation_p99"), s.mean("deviation_bound"))
              for s in settings if s.each(speed)]  # fmt: skip
     return sorted(found, key=lambda point: point.seconds)
 
@@ -76,12 +76,14 @@ def of_accelerations(settings: Sequence[Setting]) -> list[str]:
 
 
 def of_figure(settings: Sequence[Setting], figure: Figure | None) -> list[str]:
-    """The best setting by its mean over seeds; of seeds alone their mean and standard deviation."""
-    there = [setting for setting in settings if figure is not None and setting.each(figure.name)]
+    """The best setting by its mean over seeds; of seeds alone their mean and standard deviation. figure: None when no job has one."""
+    if figure is None:
+        return ["nothing is compared: no job that has ended well has the figure for it"]
+    there = [setting for setting in settings if setting.each(figure.name)]
     if len(there) == 1 and len(values := there[0].each(figure.name)) > 1:
         return [f"{figure.name} {fmean(values):.6g} +- {stdev(values):.2g} over {len(values)} seeds"]
     if len(there) < 2:
-        return []
+        return [f"nothing is compared: one job alone has {figure.name}"]
     ordered = sorted(there, key=lambda setting: setting.mean(figure.name), reverse=figure.best is Best.greatest)
     first, second = ordered[:2]
     told = [f"{figure.name} {setting.mean(figure.name):.6g}" for setting in (first, second)]

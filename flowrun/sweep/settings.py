@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -53,7 +54,7 @@ class Setting:
     def label(self) -> str:
         """Accelerators by their names, other settings as key=value."""
         fast = [name for key, value in self.values.items() if is_group(key) for name in accelerators(value)]
-        rest = [f"{short(key)}={value}" for key, value in self.values.items() if value and not is_group(key)]
+        rest = [f"{short(key)}={_rounded(value)}" for key, value in self.values.items() if value and not is_group(key)]
         named = [" + ".join(fast) or "none"] if any(map(is_group, self.values)) else []
         return ", ".join([*named, *rest])
 
@@ -112,6 +113,11 @@ def accelerators(value: str) -> list[str]:
 def short(key: str) -> str:
     """The last part of a setting's name."""
     return key.replace("/", ".").rpartition(".")[2].lstrip("+~")
+
+
+def _rounded(value: str) -> str:
+    """What a sweeper drew has more digits than one reads."""
+    return f"{float(value):.6g}" if re.fullmatch(r"-?\d+\.\d{6,}(e-?\d+)?", value) else value
 
 
 def _entry(entry: object) -> str:
