@@ -23,8 +23,8 @@ LAYERS = (
     "variants prompts remembered feed shelf library grids plan",
     "stages",
     "run rows online checks explain contact rundir session",
-    "finished reward_server teacher distilled raised decoded random_data trials families memory report",
-    "sweep cli __main__",
+    "finished reward_server teacher distilled raised decoded random_data trials families memory",
+    "sweep report cli __main__",
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
 KINDS = ("pipelines", "splitters", "accelerators", "rewards", "data", "algorithms", "tracking")  # folders of plug-ins

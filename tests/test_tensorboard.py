@@ -42,7 +42,7 @@ def grid(tmp_path: Path) -> Path:
 
 
 def opened(folder: Path, start: int = 0) -> Trackers:
-    run = Tracked(directory=folder, config={"seed": 7, "train": {"steps": 5}}, plan="flowrun  *plan*\n  rows", start=start)
+    run = Tracked(directory=folder, stage="train", config={"seed": 7, "train": {"steps": 5}}, plan="flowrun  *plan*\n  rows", start=start)
     return Trackers(choose(CHOICE), run)
 
 

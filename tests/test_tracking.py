@@ -17,7 +17,7 @@ from flowrun.tracking import Swept, Tracked, Tracker, Trackers, choose, gather
 
 
 def tracked(folder, start=0, plan="the plan <1>"):
-    return Tracked(directory=folder, config={"seed": 0, "train": {"steps": 5}}, plan=plan, start=start)
+    return Tracked(directory=folder, stage="train", config={"seed": 0, "train": {"steps": 5}}, plan=plan, start=start)
 
 
 def opened(folder, settings=None, start=0):
@@ -134,7 +134,7 @@ def test_wandb_gets_configuration_plan_curves_pictures_and_summary(tmp_path, stu
     trackers.close()
     (given,) = stub.inits
     assert given["project"] == "flowrun" and given["group"] == "sweep-1" and given["name"] == "run-1"
-    assert given["config"] == {"seed": 0, "train": {"steps": 5}} and given["dir"] == str(folder)
+    assert given["job_type"] == "train" and given["config"] == {"seed": 0, "train": {"steps": 5}} and given["dir"] == str(folder)
     assert stub.lines == [
         (0, {"plan": ("html", "<pre>the plan &lt;1&gt;</pre>")}),
         (10, {"loss": 1.0}),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from flowrun.config import ConfigError
 from flowrun.files import write_atomic
 from flowrun.report.left import Left, is_run, read_run
 from flowrun.report.page import run_page, sweep_page
-from flowrun.report.table import TABLE, Table
+from flowrun.sweep.table import Row, Table
 
-PAGE = "report.html"
+PAGE, TABLE = "report.html", "sweep.csv"
 
 
 def write(folder: Path, page: Path | None = None) -> Path:
@@ -21,8 +22,8 @@ def write(folder: Path, page: Path | None = None) -> Path:
     if not folder.is_dir():
         raise ConfigError("RUN_OR_SWEEP", f"{folder} is no directory", "give the directory of a run or of a sweep")
     if (folder / TABLE).is_file():
-        table = Table.read(folder)
-        text = sweep_page(folder, table, _jobs(folder, table))
+        rows = Table(folder / TABLE).rows()
+        text = sweep_page(folder, rows, _jobs(folder, rows))
     elif is_run(folder):
         text = run_page(read_run(folder))
     else:
@@ -32,7 +33,7 @@ def write(folder: Path, page: Path | None = None) -> Path:
     return write_atomic(target, text.encode())
 
 
-def _jobs(folder: Path, table: Table) -> dict[str, Left]:
+def _jobs(folder: Path, rows: Sequence[Row]) -> dict[str, Left]:
     """What the sweep's jobs left, by job number. A sweep that was moved has its jobs beside its table."""
-    places = {row["job"]: folder / Path(row["directory"]).name for row in table.rows if row.get("directory")}
+    places = {row["job"]: folder / Path(row["directory"]).name for row in rows if row.get("directory")}
     return {job: read_run(place) for job, place in places.items() if is_run(place)}

@@ -42,7 +42,7 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> Left:
-    texts = {name: _text(folder / name) for name in (CONFIG, "plan.txt", "flowrun.log", "result.json", "metrics.csv")}
+    texts = {name: text_of(folder / name) for name in (CONFIG, "plan.txt", "flowrun.log", "result.json", "metrics.csv")}
     return Left(
         folder.absolute(),
         texts[CONFIG],
@@ -54,7 +54,7 @@ def read_run(folder: Path) -> Left:
     )
 
 
-def _text(file: Path) -> str:
+def text_of(file: Path) -> str:
     """Empty when the run did not come so far."""
     return file.read_text(encoding="utf-8") if file.is_file() else ""
 

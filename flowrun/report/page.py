@@ -12,14 +12,15 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from flowrun.report.curves import Points, draw, panels, steady, styles
-from flowrun.report.left import Left
+from flowrun.report.left import Left, text_of
 from flowrun.report.probe import probe_section
 from flowrun.report.section import Folded, Picture, Section
-from flowrun.report.table import Table
+from flowrun.sweep.printed import telling, told
+from flowrun.sweep.settings import OK, short, swept
+from flowrun.sweep.table import Row
 
 SHOWN = 5  # grids of a kind: the first, the last, and some between
 LOG_LINES = 200  # of flowrun.log, the last ones
-SWEEP_PICTURE = "sweep.png"
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,17 @@ def run_page(left: Left) -> str:
     return _page(Head(title, left.folder, left.status), sections)
 
 
-def sweep_page(folder: Path, table: Table, jobs: Mapping[str, Left]) -> str:
+def sweep_page(folder: Path, rows: Sequence[Row], jobs: Mapping[str, Left]) -> str:
     """jobs: what each left, by its number; jobs that were refused have left nothing."""
-    names = {row["job"]: table.swept(row) for row in table.rows}
-    picture = folder / SWEEP_PICTURE
-    ended = sum(row["status"] == "ok" for row in table.rows)
+    names = {row["job"]: " ".join([row["job"], *(f"{short(key)}={told(row, key)}" for key in swept(rows) if row[key])]) for row in rows}
+    ended = sum(row["status"] == OK for row in rows)
     sections = [
-        Section("Jobs", rows=_jobs(table), note=f"{ended} of {len(table.rows)} ended well."),
-        Section("Picture", pictures=[_picture(picture, "drawn by the sweep")] if picture.is_file() else []),
+        Section("Conclusion", text=text_of(folder / "conclusion.txt").rstrip(),
+                pictures=_of(folder / "sweep.png", "of jobs that ended well")),
+        Section("Jobs", f"{ended} of {len(rows)} ended well.", [[_cell(cell) for cell in line] for line in telling(rows)]),
         _together({names[job]: left.curves for job, left in jobs.items()}),
-        Section("Last samples", pictures=[_picture(left.grids["samples"][-1], names[job])
-                                          for job, left in jobs.items() if left.grids.get("samples")]),
+        Section("Last samples", pictures=[picture for job, left in jobs.items() if left.grids.get("samples")
+                                          for picture in _of(left.grids["samples"][-1], names[job])]),
         Section("Plans", folded=[Folded(names[job], left.plan) for job, left in jobs.items()]),
     ]  # fmt: skip
     return _page(Head(f"sweep {folder.absolute().name}", folder.absolute()), sections)
@@ -73,11 +74,6 @@ def _result(result: Mapping[str, Any]) -> list[list[str]]:
         return []
     return [["name", "value"], *([name, _cell(str(value)) if not isinstance(value, list) else ", ".join(map(str, value))]
                                  for name, value in result.items() if value != "")]  # fmt: skip
-
-
-def _jobs(table: Table) -> list[list[str]]:
-    names = [name.removeprefix("result.") for name in table.telling]
-    return [names, *([_cell(row[name]) for name in table.telling] for row in table.rows)]
 
 
 def _cell(text: str) -> str:
@@ -112,7 +108,7 @@ def _together(by_job: Mapping[str, Mapping[str, Points]]) -> Section:
 def _grids(grids: Sequence[Path]) -> list[Picture]:
     last = len(grids) - 1
     places = sorted({round(last * i / (SHOWN - 1)) for i in range(SHOWN)})
-    return [_picture(grids[place], _when(grids[place])) for place in places]
+    return [picture for place in places for picture in _of(grids[place], _when(grids[place]))]
 
 
 def _when(grid: Path) -> str:
@@ -121,8 +117,11 @@ def _when(grid: Path) -> str:
     return f"{unit} {int(number)}"
 
 
-def _picture(file: Path, caption: str) -> Picture:
-    return Picture(f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}", caption)
+def _of(file: Path, caption: str) -> list[Picture]:
+    """None of a file that is not there."""
+    if not file.is_file():
+        return []
+    return [Picture(f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}", caption)]
 
 
 def _last(log: str) -> str:

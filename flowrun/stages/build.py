@@ -184,7 +184,7 @@ def _resume(load: Callable[[Checkpoint], None], updates: Updates, checkpoints: C
 
 def _tracked(assembly: Assembly, folder: Path, start: int) -> Tracked:
     config = OmegaConf.to_container(OmegaConf.structured(assembly.run), enum_to_str=True)
-    return Tracked(directory=folder, config=config, plan=str(assembly.plan), start=start)
+    return Tracked(directory=folder, stage=assembly.stages[-1].value, config=config, plan=str(assembly.plan), start=start)
 
 
 def _asked(assembly: Assembly, executor: Executor) -> Callable[[], list[Asked]]:

@@ -1,4 +1,4 @@
-"""A sweep's table for a terminal. No torch."""
+"""What is shown of a sweep's table. No torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ WIDEST = 40  # characters of a cell; sweep.csv holds all of it
 
 
 def printed(rows: Sequence[Row]) -> str:
-    """The table for a terminal: the columns in which jobs differ, without the parts that figures are made of."""
-    names = [name for name in columns(rows) if name in ALWAYS or _is_printed(rows, name)]
-    cells = [[name.removeprefix(RESULT) for name in names], *([_told(row, name) for name in names] for row in rows)]
-    cells = [[_short(cell) for cell in line] for line in cells]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
+    """The table for a terminal."""
+    lines = [[_short(cell) for cell in line] for line in telling(rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
+
+
+def telling(rows: Sequence[Row]) -> list[list[str]]:
+    """The columns in which jobs differ, without the parts that figures are made of: their names, and the cells of each job."""
+    names = [name for name in columns(rows) if name in ALWAYS or _is_printed(rows, name)]
+    return [[name.removeprefix(RESULT) for name in names], *([told(row, name) for name in names] for row in rows)]
 
 
 def _is_printed(rows: Sequence[Row], name: str) -> bool:
@@ -38,7 +42,8 @@ def _is_printed(rows: Sequence[Row], name: str) -> bool:
     return "/" not in name and (len(values) == 1 or len(set(values)) > 1)
 
 
-def _told(row: Row, name: str) -> str:
+def told(row: Row, name: str) -> str:
+    """A cell as one reads it."""
     value = row.get(name) or ""
     return f"[{', '.join(accelerators(value))}]" if value and is_group(name) else value
 

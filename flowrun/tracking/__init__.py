@@ -20,9 +20,11 @@ ALWAYS = "csv"
 
 @dataclass(frozen=True, kw_only=True)
 class Tracked:
-    """What trackers are told about the run. config: plain data. plan: as printed. start: updates done before."""
+    """What trackers are told about the run. stage: train or rollout. config: plain data. plan: as printed. start: updates done
+    before."""
 
     directory: Path
+    stage: str
     config: Mapping[str, Any]
     plan: str
     start: int

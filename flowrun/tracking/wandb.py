@@ -42,7 +42,7 @@ class Wandb(Tracker):
         self._image = wandb.Image
         again = (run.directory / ID).exists()
         # A resumed run logs the steps since its checkpoint again, with equal values; wandb keeps each step's first.
-        self._run = _opened(config, run.directory, run.config, group=os.environ.get("FLOWRUN_SWEEP"), job_type=None)
+        self._run = _opened(config, run.directory, run.config, group=os.environ.get("FLOWRUN_SWEEP"), job_type=run.stage)
         if not again:
             self._run.log({"plan": wandb.Html(f"<pre>{html.escape(run.plan)}</pre>", inject=False)}, step=run.start)
 
@@ -75,7 +75,7 @@ class Wandb(Tracker):
 
 
 def _opened(
-    config: Wandb.Config, directory: Path, settings: Mapping[str, Any], group: str | None, job_type: str | None
+    config: Wandb.Config, directory: Path, settings: Mapping[str, Any], group: str | None, job_type: str
 ) -> Any:
     """wandb's run; the same again for the same directory."""
     import wandb  # here, so that a missing or broken installation turns the tracker off like any other fault of it

@@ -105,10 +105,12 @@ def test_a_sweep_shows_its_jobs_also_those_that_left_nothing(tmp_path: Path) -> 
         for job, lr in enumerate((1.0, 0.5)):
             table.writerow((job, lr, "tiny", "ok", 3.5, lr, "", f"/gone/{job}-lr={lr}"))
         table.writerow((2, 9.0, "tiny", "refused", 1.0, "", "optimizer.lr is <too> large", ""))
+    (tmp_path / "old" / "conclusion.txt").write_text("lr=0.5 is best\n")
     (tmp_path / "old").rename(tmp_path / "moved")
     page = Page(write(tmp_path / "moved"))
     assert page.open == [] and len(page.addresses) == 3 and len(page.drawings) == 2, "the sweep's picture, two grids; loss and reward"
-    for said in ("2 of 3 ended well", "optimizer.lr is <too> large", "0 lr=1.0", "1 lr=0.5", "plan 0", "plan 1", "refused"):
+    assert "lr=0.5 is best" in page.text and "2 of 3 ended well" in page.text
+    for said in ("optimizer.lr is <too> large", "0 lr=1.0", "1 lr=0.5", "plan 0", "plan 1", "refused"):
         assert said in page.text
     assert "tiny" not in page.text, "what is the same in all jobs tells nothing"
 
