@@ -90,7 +90,7 @@ def test_cfg_prints_the_composed_run(runs, capfd):
     assert cli.main(["--cfg", "job", "seed=5"]) == 0
     printed = yaml.safe_load(capfd.readouterr().out)
     assert printed["seed"] == 5
-    assert printed["acceleration"] == {"shared": None, "rollout": None, "probe": True}
+    assert printed["acceleration"] == {"shared": None, "rollout": None, "probe": True, "bound": 0.1}
     assert "hydra" not in printed
     assert not runs
 
