@@ -99,7 +99,7 @@ def _compose(flags: Namespace, sweep: Sweep, swept: Sequence[str]) -> tuple[Dict
         if hydra.mode == RunMode.MULTIRUN:
             keys = [*swept, *(hydra.sweeper.get("params") or {})]
             found_by = [text for text in hydra.overrides.hydra if text.startswith("hydra.searchpath=")]
-            return sweep.job(hydra.job.num, hydra.overrides.task, keys, found_by, OmegaConf.to_object(cfg.sweep))
+            return sweep.job(hydra.job.num, hydra.overrides.task, keys, found_by, OmegaConf.to_object(cfg.multirun))
         composed.append((cfg, hydra.help.template))
         return None
 

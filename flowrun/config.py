@@ -272,11 +272,11 @@ class SweepSettings:
         if (self.figure is None) != (self.best is None):
             given, other = ("figure", "best") if self.best is None else ("best", "figure")
             fix = "say least or greatest" if other == "best" else "name a figure of result.json"
-            raise ConfigError(f"sweep.{other}", f"is not given, and sweep.{given} is", fix)
+            raise ConfigError(f"multirun.{other}", f"is not given, and multirun.{given} is", fix)
         for device in self.devices or ():
             if not re.fullmatch(rf"{CPU}(:\d+)?|[\w-]+(,[\w-]+)*", device):
                 fix = f"give GPUs' numbers or {CPU}, e.g. [0,1] or [{CPU},{CPU}]"
-                raise ConfigError("sweep.devices", f"has {device!r}", fix)
+                raise ConfigError("multirun.devices", f"has {device!r}", fix)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -301,7 +301,7 @@ class Run:
     reward: Any = None
     tracker: Any = None
     acceleration: Acceleration = field(default_factory=Acceleration)
-    sweep: SweepSettings = field(default_factory=SweepSettings)
+    multirun: SweepSettings = field(default_factory=SweepSettings)
 
     def __post_init__(self) -> None:
         at_least("processes", self.processes, 1)

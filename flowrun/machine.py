@@ -38,7 +38,7 @@ def check_placed() -> None:
     """Raises ConfigError for a sweep's job whose GPU is not there; it would run on the CPU without a word."""
     device = os.environ.get(PLACED, CPU)
     if not device.startswith(CPU) and not torch.accelerator.is_available():
-        raise ConfigError("sweep.devices", f"names {device}, and there is no such GPU", f"name those that are there, or {CPU}")
+        raise ConfigError("multirun.devices", f"names {device}, and there is no such GPU", f"name those that are there, or {CPU}")
 
 
 def _on_cpu() -> bool:

@@ -24,7 +24,7 @@ from flowrun.outputs import CONFIG, STAMP, outputs
 log = logging.getLogger(__name__)
 
 # What may differ between a run and its resumption: where, when and how it is watched, not what it computes.
-NOT_IDENTITY = ("run_id", "resume", "dry_run", "processes", "tracker", "stage", "sweep")
+NOT_IDENTITY = ("run_id", "resume", "dry_run", "processes", "tracker", "stage", "multirun")
 
 
 KEPT = (CONFIG, STAMP, "plan.txt", "result.json")  # what a refused resumption must not change

@@ -22,7 +22,7 @@ from flowrun.sweep.table import Row, columns
 def conclude(run_id: str, root: Path, rows: Sequence[Row]) -> tuple[list[str], Path | None]:
     """(lines that say it, the picture's path; None when there is nothing to draw)."""
     config = _config(rows)
-    asked = config.get("sweep") or {}
+    asked = config.get("multirun") or {}
     figure = figure_of(
         [row for row in rows if row["status"] == OK],
         asked.get("figure"),

@@ -75,5 +75,5 @@ def _among(visible: Sequence[str], name: str) -> str:
         return name
     if int(name) >= len(visible):
         what = f"names GPU {name}, but CUDA_VISIBLE_DEVICES={','.join(visible)} shows {len([v for v in visible if v])}"
-        raise ConfigError("sweep.devices", what, "count them from 0")
+        raise ConfigError("multirun.devices", what, "count them from 0")
     return visible[int(name)]

@@ -253,7 +253,7 @@ def test_ctrl_c_asks_the_running_job_once(children, elsewhere):
     assert len(children.read_text().splitlines()) == 1, "no further job was started"
 
 
-JOBLIB = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "sweep.devices=[cpu:0,cpu:1]")
+JOBLIB = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "multirun.devices=[cpu:0,cpu:1]")
 
 
 def test_joblib_runs_jobs_side_by_side_one_for_each_device(children):

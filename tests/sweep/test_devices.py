@@ -106,15 +106,15 @@ def test_a_job_whose_gpu_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch
     """It would run on the CPU without a word."""
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     monkeypatch.setenv("FLOWRUN_DEVICE", "1")
-    with pytest.raises(ConfigError, match="sweep.devices: names 1, and there is no such GPU"):
+    with pytest.raises(ConfigError, match="multirun.devices: names 1, and there is no such GPU"):
         check_placed()
     monkeypatch.setenv("FLOWRUN_DEVICE", "cpu:1")
     check_placed()
 
 
 @pytest.mark.parametrize("settings, said", [
-    ({"devices": ["gpu 1"]}, "sweep.devices: has 'gpu 1'"),
-    ({"figure": "memory_gb"}, "sweep.best: is not given"),
+    ({"devices": ["gpu 1"]}, "multirun.devices: has 'gpu 1'"),
+    ({"figure": "memory_gb"}, "multirun.best: is not given"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_meant_are_refused(settings: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
