@@ -154,7 +154,7 @@ def test_several_ranks_say_a_mistake_once(runs, capfd, monkeypatch):
     assert capfd.readouterr().err == "flowrun: rank 1 broke\n"
     monkeypatch.setenv("RANK", "0")
     assert cli.main(["sede=1"]) == 2
-    assert capfd.readouterr().err == "flowrun: sede: is no setting; did you mean seed or sweep?\n"
+    assert capfd.readouterr().err == "flowrun: sede: is no setting; did you mean seed?\n"
 
 
 LIGHT = """
@@ -178,5 +178,5 @@ def test_python_m_flowrun_works_from_any_directory(children, elsewhere):
         [sys.executable, "-m", "flowrun", "sede=1"], capture_output=True, text=True, cwd=elsewhere, timeout=120
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "flowrun: sede: is no setting; did you mean seed or sweep?\n"
+    assert done.stderr == "flowrun: sede: is no setting; did you mean seed?\n"
     assert not list(elsewhere.iterdir())
