@@ -5,7 +5,7 @@ Legend: B rows, C channels, h w latent height and width, H W picture height and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from flowrun.pipelines._precision import dtype_of
 from flowrun.pipelines._random import RandomWeights
 from flowrun.pipelines._saved import SavedWeights
 from flowrun.pipelines._targets import Target, posterior, target_units
-from flowrun.pipelines._texts import long_texts, readers_of
+from flowrun.pipelines._texts import long_texts, no_template, readers_of
 
 TIME_UNITS = 1000  # what the blocks call time runs from 0 to 1000
 
@@ -61,6 +61,7 @@ class DiffusersPipeline(Pipeline):
     optional: ClassVar[tuple[str, ...]] = ()  # components that the family can do without
     rewrites: ClassVar[Mapping[str, tuple[str, ...]]]  # block -> inputs that it replaces without saying so
     tokens: ClassVar[Mapping[str, str | None]]  # tokenizer -> the setting that says how many it gives; None: it knows
+    around: ClassVar[Callable[[Any], int]] = staticmethod(no_template)  # tokens that stand around a caption and count as its own
     patch: ClassVar[int] = 2  # side of the squares of latents that are one token
 
     def __init__(self, config: Any, seed: int) -> None:
@@ -210,10 +211,6 @@ class DiffusersPipeline(Pipeline):
                 most = self.modular.settings[setting] if setting else tokenizer().model_max_length
                 found += long_texts(name, tokenizer, most, texts, self.around)
         return found
-
-    def around(self, tokenizer: Any) -> int:
-        """Tokens that stand around a caption and count as its own."""
-        return 0
 
     @property
     def tile(self) -> int:

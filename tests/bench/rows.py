@@ -16,13 +16,13 @@ from flowrun.dist import make_dist
 from flowrun.run import assemble
 from flowrun.stages.cache import fill
 
-CAPTIONS, SHARED, UNCHANGED, FEW, ROUNDS = 10, 1000, 10_000, 10, 3
+CAPTIONS, SHARED, UNCHANGED, PLANNED, FEW, ROUNDS = 10, 1000, 10_000, 100_000, 10, 3
 JOB = ("model=emoji_tiny", "data=folder", "task=sft_split", "task.caption_dropout=0", "sample.prompts=[]")
 
 
 def measure() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
-        return [*_shared(Path(folder) / "shared"), *_unchanged(Path(folder) / "unchanged")]
+        return [*_shared(Path(folder) / "shared"), *_unchanged(Path(folder) / "unchanged"), _planned(Path(folder) / "planned")]
 
 
 def _rows(folder: Path, many: int) -> str:
@@ -70,3 +70,10 @@ def _unchanged(folder: Path) -> list[Figure]:
                "< 1 s", more < 1, "reading captions, asking for each file's state, hashing keys, writing the manifest"),
         Figure("modules of text encoders that it makes", str(len(networks)), "none", not networks),
     ]  # fmt: skip
+
+
+def _planned(folder: Path) -> Figure:
+    """A dry run over rows of which nothing is known, beyond what the same command takes for few rows."""
+    many, few = ((*JOB, "dry_run=true", _rows(folder / f"rows{count}", count), f"cache.root={folder / 'cache'}") for count in (PLANNED, FEW))
+    longer, shorter = interleaved(*[lambda job=job: seconds(lambda: command(folder, *job)) for job in (many, few)], rounds=1)
+    return Figure(f"a dry run of {PLANNED:,} rows, beyond its start-up", f"{longer - shorter:.1f} s (start-up {shorter:.1f} s)")
