@@ -74,6 +74,8 @@ def _unchanged(folder: Path) -> list[Figure]:
 
 def _planned(folder: Path) -> Figure:
     """A dry run over rows of which nothing is known, beyond what the same command takes for few rows."""
-    many, few = ((*JOB, "dry_run=true", _rows(folder / f"rows{count}", count), f"cache.root={folder / 'cache'}") for count in (PLANNED, FEW))
+    many, few = (
+        (*JOB, "dry_run=true", _rows(folder / f"rows{count}", count), f"cache.root={folder / 'cache'}") for count in (PLANNED, FEW)
+    )
     longer, shorter = interleaved(*[lambda job=job: seconds(lambda: command(folder, *job)) for job in (many, few)], rounds=1)
     return Figure(f"a dry run of {PLANNED:,} rows, beyond its start-up", f"{longer - shorter:.1f} s (start-up {shorter:.1f} s)")
