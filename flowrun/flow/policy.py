@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ class LogProb(Enum):
 
 @dataclass(frozen=True)
 class Transition:
-    """N(mean, std^2 I). mean: [B, ...], fp32 or wider. std: 0-d."""
+    """N(mean, std^2 I). mean: [B, ...], fp32 or wider. std: 0-d, on the levels' device or the CPU."""
 
     mean: Tensor
     std: Tensor
@@ -58,15 +59,24 @@ def transition(dynamics: Dynamics, eta: float, x: Tensor, velocity: Tensor, sigm
                second: Tensor) -> Transition:  # fmt: skip
     """The step's distribution. x, velocity: [B, ...]; sigma, sigma_next: 0-d, sigma_next < sigma; second: the schedule's second
     level, which stands for sigma in flow_sde's 1 - sigma where sigma is 1. fp32 or wider. Gradients flow through mean."""
-    s, n = wide(sigma).to(x.device), wide(sigma_next).to(x.device)
+    s = wide(sigma)
     if dynamics is Dynamics.ode or eta == 0:
-        return Transition(euler(x, velocity, s, n), torch.zeros_like(s))
-    clean, noise = clean_estimate(x, velocity, s), noise_estimate(x, velocity, s)        # [B, ...]
+        return Transition(euler(x, velocity, s.to(x.device), wide(sigma_next).to(x.device)), torch.zeros_like(s))
+    of_clean, of_noise, std = _coefficients(dynamics, eta, float(sigma), float(sigma_next), float(second), s.dtype)
+    return Transition(of_clean * clean_estimate(x, velocity, s) + of_noise * noise_estimate(x, velocity, s), std)
+
+
+@lru_cache(maxsize=1024)
+@torch.inference_mode(False)  # whoever asks first, training may ask next
+def _coefficients(dynamics: Dynamics, eta: float, sigma: float, sigma_next: float, second: float,
+                  dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Of clean and of noise in the mean, and std: 0-d each, on the CPU, whence any device takes them without waiting."""
+    s, n, after = torch.tensor([sigma, sigma_next, second], dtype=dtype, device="cpu")
     if dynamics is Dynamics.cps:
         std = n * math.sin(eta * math.pi / 2)
-        return Transition((1 - n) * clean + (n.square() - std.square()).sqrt() * noise, std)
-    g2 = _diffusion_squared(dynamics, eta, s, wide(second).to(x.device))
-    return Transition((1 - n) * clean + (n + g2 * (n - s) / (2 * s)) * noise, (g2 * (s - n)).sqrt())
+        return 1 - n, (n.square() - std.square()).sqrt(), std
+    g2 = _diffusion_squared(dynamics, eta, s, after)
+    return 1 - n, n + g2 * (n - s) / (2 * s), (g2 * (s - n)).sqrt()
 
 
 def mean_by_velocity(dynamics: Dynamics, eta: float, sigma: Tensor, sigma_next: Tensor, second: Tensor) -> Tensor:
