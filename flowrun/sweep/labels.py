@@ -10,7 +10,7 @@ from matplotlib.transforms import Bbox
 SIZE = 8  # points of type
 # Where a label may stand beside its point, in the order of preference: horizontal and vertical distance, in points of type.
 PLACES = tuple(
-    (side * away, up) for away in (9, 22) for up in (0, 12, -12, 26, -26, 42, -42, 60, -60) for side in (1, -1)
+    (side * away, up) for away in (9, 22, 45) for up in (0, 12, -12, 26, -26, 42, -42, 60, -60, 80, -80, 105, -105) for side in (1, -1)
 )
 ROOM = 5.0  # points of type around a point that stay free
 

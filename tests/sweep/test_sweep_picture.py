@@ -11,6 +11,7 @@ from matplotlib.text import Annotation
 from PIL import Image
 
 from flowrun.config import Best
+from flowrun.sweep.labels import write_labels
 from flowrun.sweep.picture import draw, drawn
 from flowrun.sweep.settings import Figure
 from flowrun.sweep.table import Row
@@ -98,3 +99,21 @@ def test_there_is_no_file_without_anything_to_draw(rows: list[Row], tmp_path: Pa
 
 def test_the_file_is_a_picture(tmp_path: Path) -> None:
     assert Image.open(draw(FOUR[:1] + FOUR[2:], None, tmp_path / "sweep.png")).size[0] > 800
+
+
+def test_long_names_of_points_at_one_height_do_not_lie_on_one_another() -> None:
+    """Bounding boxes, measured by matplotlib, of the settings of a sweep over three networks and three caches."""
+    figure = Canvas(figsize=(10, 6), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlim=(0.47, 0.98), ylim=(1e-8, 3), yscale="log")
+    kinds = (
+        ("cache(threshold=0.4)", 1.17, (0.522, 0.545, 0.557)),
+        ("cache(threshold=0.1)", 0.0352, (0.687, 0.734, 0.879)),
+        ("none", 1e-6, (0.69, 0.74, 0.92)),
+    )
+    networks = ("", " + torch_compile", " + attention_backend(backend=_native_math)")
+    named = [(x, y, f"diffusers_{name}{more}\n{x} s") for name, y, places in kinds for x, more in zip(places, networks, strict=True)]
+    write_labels(axes, named)
+    boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
+    assert len(boxes) == 9
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
