@@ -16,6 +16,7 @@ from tests.conftest import Runs, losses
 from tests.pipelines.families import CPU, encoded, make, normal
 from tests.pipelines.test_any_blocks import ORACLES, SHAPE
 from tests.pipelines.video_oracles import clip
+from tests.ranks import launch
 from tests.stages.test_split_equals_whole import NoStore
 
 STEPS = 5
@@ -72,3 +73,24 @@ def test_an_adapter_in_two_stages_as_in_one_and_in_diffusers(
     drawn = ours.decode(denoise(ours, conditions, negative, noise, ours.schedule(3, SHAPE), 3.5))
     torch.testing.assert_close((drawn + 1) / 2, theirs, atol=2e-5, rtol=0)
     assert (theirs - before).abs().max() > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["ltx_video", "hunyuan_video1_5"])
+def test_two_ranks_train_all_weights_as_one_process_with_twice_the_accumulation(runs: Runs, videos: Path, family: str) -> None:
+    """And diffusers loads what they leave."""
+    words = [f"model={family}_tiny", *FAST, "train.batch_size=1", "optimizer=sgd", "optimizer.lr=0.01", "sample.prompts=[]", "resume=none"]
+    assert cli.main([*words, "train.accumulate=2", "run_id=alone"]) == 0
+    said = launch(runs.folder, [{"name": "pair", "words": [*words, "run_id=pair"]}])["pair"]
+    assert said.codes == [0, 0]
+    trained = make(family)
+    trained.load(("transformer",), CPU, torch.float32)
+    network = type(trained.models["transformer"])
+    alone, pair = (
+        network.from_pretrained(next((runs.folder / "outputs/runs/train").glob(f"*/{name}")) / "model" / "transformer").state_dict()
+        for name in ("alone", "pair")
+    )
+    begun = trained.models["transformer"].state_dict()
+    assert any(not torch.equal(pair[name], value) for name, value in begun.items())
+    for name, value in alone.items():
+        torch.testing.assert_close(pair[name], value, atol=1e-5, rtol=1e-3)
