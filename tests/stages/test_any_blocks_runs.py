@@ -17,6 +17,7 @@ from tests.pipelines.families import CPU, encoded, make, normal
 from tests.pipelines.test_any_blocks import ORACLES, SHAPE
 from tests.pipelines.video_oracles import clip
 from tests.ranks import launch
+from tests.stages.test_resume import stop_at
 from tests.stages.test_split_equals_whole import NoStore
 
 STEPS = 5
@@ -94,3 +95,14 @@ def test_two_ranks_train_all_weights_as_one_process_with_twice_the_accumulation(
     assert any(not torch.equal(pair[name], value) for name, value in begun.items())
     for name, value in alone.items():
         torch.testing.assert_close(pair[name], value, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["ltx_video", "hunyuan_video1_5"])
+def test_a_stopped_run_goes_on_bit_for_bit(runs: Runs, videos: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    whole = train(runs, family, *LORA)
+    with monkeypatch.context() as patch:
+        stop_at(2, patch)
+        assert cli.main([f"model={family}_tiny", *FAST, *LORA, "run_id=broken", "resume=none"]) == 130
+    resumed = train(runs, family, *LORA)
+    assert resumed.name == "broken" and losses(resumed) == losses(whole)
