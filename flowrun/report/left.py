@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CONFIG = "config.yaml"
+from flowrun.outputs import CONFIG
+
 FOLDERS = ("samples", "rollouts")  # of grids, one for a step or an epoch
 
 

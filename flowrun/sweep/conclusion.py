@@ -14,6 +14,7 @@ import yaml
 from flowrun import tracking
 from flowrun.config import Best
 from flowrun.files import write_atomic
+from flowrun.outputs import CONFIG
 from flowrun.sweep import recommend
 from flowrun.sweep.settings import OK, compared, figure_of, is_acceleration
 from flowrun.sweep.table import Row, columns
@@ -51,6 +52,6 @@ def conclude(run_id: str, root: Path, rows: Sequence[Row]) -> tuple[list[str], P
 
 def _config(rows: Sequence[Row]) -> Mapping[str, Any]:
     """Of the first job that has one: what all jobs share is in it. Empty when none came so far."""
-    files = (Path(row["directory"]) / "config.yaml" for row in rows if row.get("directory"))
+    files = (Path(row["directory"]) / CONFIG for row in rows if row.get("directory"))
     first = next((file for file in files if file.is_file()), None)
     return yaml.safe_load(first.read_text(encoding="utf-8")) if first is not None else {}
